@@ -1,0 +1,48 @@
+# `make serve` and `make test` need nothing but Python 3.11 or 3.12; everything lands in .venv.
+PYTHON ?= $(shell command -v python3.12 >/dev/null 2>&1 && python3.12 -c "" 2>/dev/null && echo python3.12 || echo python3)
+VENV ?= .venv
+BIN := $(VENV)/bin
+# A CPU build of torch where there is no NVIDIA GPU; override with TORCH=torch==2.12.0 or TORCH=torch.
+GPU := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
+TORCH ?= $(if $(GPU),torch,torch==2.13.0)
+PORT ?= 8000
+
+.PHONY: serve test check format typing clean wheel-chat
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# Two stamps: what serving needs, and what the tests need on top of it.
+$(VENV)/.serve: $(BIN)/python pyproject.toml
+	$(BIN)/pip install -q --disable-pip-version-check "$(TORCH)"
+	$(BIN)/pip install -q --disable-pip-version-check -e .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.serve
+	$(BIN)/pip install -q --disable-pip-version-check -e ".[dev,clients]"
+	touch $@
+
+serve: $(VENV)/.serve
+	$(BIN)/epicycle serve --port $(PORT) $(ARGS)
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+
+# mypy and import-linter see the folders as the package `epicycle` through git-ignored links.
+typing:
+	mkdir -p .typing/epicycle
+	cd .typing/epicycle && for f in __init__.py __main__.py py.typed; do ln -sfn ../../epicycle/$$f $$f; done
+	cd .typing/epicycle && for d in actors engine kvstore tools transport; do ln -sfn ../../$$d $$d; done
+
+check: $(VENV)/.dev typing
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy -p epicycle
+	PYTHONPATH=.typing $(BIN)/lint-imports
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) .typing build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,114 @@
+"""Control <-> executor: who runs and how much (Plan), what has happened (StepReport).
+
+The scheduler decides who and how much; the executor decides which loop next. A Plan is a difference and may be merged
+with the one still pending; a StepReport carries totals, so that merged or repeated reports lose nothing.
+"""
+
+from __future__ import annotations
+
+from epicycle.transport.wire.base import Wire
+from epicycle.transport.wire.request import LoopBounds, Sampling
+
+
+class Join(Wire, frozen=True):
+    """Give `slot` (generation `gen`) to `rid`, with its lease.
+
+    `pages` (I32) is the page table so far, in position order; positions below `limit_tokens` may be written.
+    `prefix_tokens` of the prompt are already in the pages (prefix cache). `queue_ms`: waited before this.
+    """
+
+    rid: int
+    gateway: int
+    slot: int
+    gen: int
+    prompt: bytes
+    pages: bytes
+    limit_tokens: int
+    sampling: Sampling
+    loops: LoopBounds
+    prefix_tokens: int = 0
+    noise_seed: int = 0
+    queue_ms: float = 0.0
+
+
+class Grow(Wire, frozen=True):
+    """Append `pages` to the table of (slot, gen); positions below `limit_tokens` may be written from now on.
+
+    `is_final`: the pool has no more to give this row: at the limit it ends with reason `length` and a warning.
+    """
+
+    slot: int
+    gen: int
+    pages: bytes
+    limit_tokens: int
+    is_final: bool = False
+
+
+class Evict(Wire, frozen=True):
+    """Take (slot, gen) off the device. `reason`: cancelled, deadline, shutdown. Already gone: ignored.
+
+    The executor emits Fin with that reason and reports the slot freed.
+    """
+
+    slot: int
+    gen: int
+    reason: str = "cancelled"
+    message: str = ""
+
+
+class Knobs(Wire, frozen=True):
+    """Settings the scheduler may turn while the executor runs; 0 keeps the value."""
+
+    prompt_chunk_tokens: int = 0
+
+
+class Plan(Wire, frozen=True, tag=10):
+    """One coalesced difference. `epoch` is the executor's, `seq` grows by one for each Plan sent.
+
+    Order of application: evicts, then grows, then joins.
+    """
+
+    epoch: int
+    seq: int
+    joins: list[Join] = []
+    grows: list[Grow] = []
+    evicts: list[Evict] = []
+    knobs: Knobs = Knobs()
+
+
+class Reset(Wire, frozen=True, tag=11):
+    """Control lost its state: drop every slot without Fin, keep weights and graphs, answer with an empty report."""
+
+    epoch: int
+    control_epoch: int
+
+
+class StepReport(Wire, frozen=True, tag=12):
+    """What the executor has completed. Columns `slots`, `gens`, `tokens` (I32) list the rows that moved since the last
+    report: `tokens` counts positions that hold KV or are in flight. `freed_*` list slots whose last tick is done: their
+    pages may be used again. The counters are totals since the epoch began.
+    """
+
+    epoch: int
+    control_epoch: int
+    plan_seq: int  # last Plan applied
+    slots: bytes = b""
+    gens: bytes = b""
+    tokens: bytes = b""
+    freed_slots: bytes = b""
+    freed_gens: bytes = b""
+    ticks: int = 0
+    decode_row_loops: int = 0
+    prompt_row_loops: int = 0
+    loops_saved: int = 0
+    rows_in_ticks: int = 0  # sum over ticks; / ticks = mean rows per tick
+    mixed_depth_ticks: int = 0
+    starved_latency: int = 0
+    starved_pool: int = 0
+    stale_messages: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+
+
+ToExecutor = Plan | Reset
+FromExecutor = StepReport
