@@ -18,7 +18,7 @@ from torch import Tensor
 
 
 class Ops(Protocol):
-    """Row-wise operations; a row's result may depend on that row alone in an implementation that calls itself invariant."""
+    """Row-wise operations; in an implementation that calls itself invariant a row's bits depend on that row alone."""
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x [N, K] times weight [O, K] transposed, plus bias [O]: [N, O], accumulated wide and rounded once."""
@@ -48,7 +48,7 @@ class Ops(Protocol):
         ...
 
     def rope_pairs(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Rotate the pairs (x[2i], x[2i + 1]) of x [N, h, d] by cos, sin [N, d / 2] float32; rounded once at the end."""
+        """Rotate pairs (x[2i], x[2i + 1]) of x [N, h, d] by cos, sin [N, d / 2] float32; rounded once at the end."""
         ...
 
     def add(self, a: Tensor, b: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ class Ops(Protocol):
         ...
 
     def start_noise(self, table: Tensor, seeds: Tensor, positions: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-        """Start states [N, width] drawn from `table` (see `noise.quantile_table`), keyed by seeds and positions [N] int64."""
+        """Start states [N, width] from `table` (`noise.quantile_table`), keyed by seeds and positions [N] int64."""
         ...
 
     def sigmoid(self, x: Tensor) -> Tensor:

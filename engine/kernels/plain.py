@@ -39,7 +39,7 @@ class PlainOps:
         return x * cos.unsqueeze(1) + turned * sin.unsqueeze(1)
 
     def rope_pairs(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        real, imag = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+        real, imag = x.float().reshape(*x.shape[:-1], -1, 2).unbind(-1)
         c, s = cos.unsqueeze(1), sin.unsqueeze(1)
         turned = torch.stack((real * c - imag * s, imag * c + real * s), dim=-1)
         return turned.flatten(-2).to(x.dtype)
