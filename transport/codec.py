@@ -31,7 +31,7 @@ class Decoder(Generic[M]):
     """Decodes one closed union; anything else is a WireError."""
 
     def __init__(self, union: type[M] | object) -> None:
-        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(union)  # type: ignore[arg-type]
+        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(union)
 
     def __call__(self, frame: bytes | memoryview) -> M:
         if len(frame) > MAX_FRAME_BYTES:

@@ -21,7 +21,7 @@ U16 = "H"  # exit depths
 
 def pack(code: str, values: Iterable[int] | Iterable[float]) -> bytes:
     """The bytes of `values` as type `code`. Raises OverflowError or TypeError on a value outside the type."""
-    return array(code, values).tobytes()  # type: ignore[arg-type]
+    return array(code, values).tobytes()
 
 
 def unpack(code: str, column: bytes) -> memoryview:

@@ -76,7 +76,7 @@ class MailboxStat(Wire, frozen=True):
 
 
 class Beat(Wire, frozen=True, tag=42):
-    """Alive, from a thread or timer of its own. `progress` is a counter of work done; `pending` is work accepted but not
+    """Alive, from a thread or timer of its own. `progress` counts work done; `pending` is work accepted but not
     finished. Stale is decided by the supervisor: no beat for 3 s, or pending > 0 and no progress for watchdog_s.
     """
 

@@ -14,7 +14,8 @@ class Snapshot(Wire, frozen=True, tag=70):
 class Census(Wire, frozen=True, tag=71):
     """Pages by class (leased > live > prefix-only > snapshotting > free) and their total.
 
-    `is_idle`: no request holds a slot. `is_even`: the classes sum to the total and, when idle, nothing is live or leased.
+    `is_idle`: no request holds a slot. `is_even`: the classes sum to the total and, when
+    idle, nothing is live or leased.
     """
 
     ref: int

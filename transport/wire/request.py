@@ -75,7 +75,7 @@ class Cancel(Wire, frozen=True, tag=2):
 
 
 class Accepted(Wire, frozen=True, tag=3):
-    """`rid` passed admission and has a slot. A TokenBatch implies it; this one lets headers go out in a long prefill."""
+    """`rid` passed admission and has a slot. A TokenBatch implies it; headers may go out in a long prefill."""
 
     rid: int
     queue_ms: float = 0.0

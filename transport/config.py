@@ -1,0 +1,206 @@
+"""The one configuration tree: frozen, every field with a default and a doc line, read from TOML and flags.
+
+It lives in transport because it crosses process boundaries (the supervisor writes it into the run directory, children
+read it there) and every layer may see it. Fields describe; `violations()` holds the cross-field rules in one table and
+reports all of them at once.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from epicycle.transport.errors import TransportError
+
+
+class ConfigError(TransportError):
+    """The configuration can't be used; the text lists every violation with value, limit and knob."""
+
+    code = "bad_config"
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of the sections: unknown keys are errors."""
+
+
+def doc(text: str) -> Meta:
+    return Meta(description=text)
+
+
+class ServerConfig(Section, frozen=True):
+    host: Annotated[str, doc("address the HTTP server binds")] = "127.0.0.1"
+    port: Annotated[int, doc("HTTP port; 0 picks a free one")] = 8000
+    gateways: Annotated[int, doc("gateway processes that share the HTTP socket")] = 1
+    served_model_name: Annotated[str, doc("model id clients see; empty: the folder name")] = ""
+    api_key: Annotated[str, doc("bearer key clients must send; empty: none")] = ""
+    allowed_origins: Annotated[list[str], doc("browser origins that may call (CORS); empty: CORS off")] = []
+    max_body_bytes: Annotated[int, doc("largest request body")] = 4 << 20
+    body_timeout_s: Annotated[float, doc("a body must arrive within this")] = 30.0
+    header_wait_s: Annotated[float, doc("headers of a stream wait this long for the first token")] = 5.0
+    keepalive_s: Annotated[float, doc("interval of SSE comments while nothing is written; 0: off")] = 10.0
+    request_deadline_s: Annotated[float, doc("longest life of a request, queue included; 0: none")] = 0.0
+    max_choices: Annotated[int, doc("largest n, and prompts x n of one request")] = 64
+    slow_client_events: Annotated[int, doc("events one client may leave unread before it is cut off")] = 4096
+    trace_file: Annotated[str, doc("recorded exit depths by trace id (JSON object of lists), for exit rule trace")] = ""
+
+
+class EngineConfig(Section, frozen=True):
+    model: Annotated[str, doc("embedded:ouro, embedded:huginn, a shipped config name, or a folder")] = "embedded:ouro"
+    weights: Annotated[str, doc("auto: the checkpoint's; random: drawn from the config")] = "auto"
+    dtype: Annotated[str, doc("auto: float32 on CPU, bfloat16 on GPU; or float32, bfloat16, float16")] = "auto"
+    device: Annotated[str, doc("auto, cpu, or cuda:N")] = "auto"
+    slots: Annotated[int, doc("requests resident at once")] = 32
+    context_tokens: Annotated[
+        int, doc("longest prompt + output; 0: the largest the pool funds, at most the model's")
+    ] = 0
+    page_tokens: Annotated[int, doc("positions per KV page")] = 16
+    kv_layout: Annotated[str, doc("last_exited, shared, or budgeted:K")] = "last_exited"
+    pack_recurrent_planes: Annotated[bool, doc("slot-exact pages; false: the rectangular twin")] = True
+    kv_memory_bytes: Annotated[int, doc("bytes of the KV pool; 0: automatic")] = 0
+    exit_rule: Annotated[str, doc("early-exit rule; empty: the model's default")] = ""
+    loops: Annotated[int, doc("serve with this depth instead of the model's; 0: the model's")] = 0
+    prompt_chunk_tokens: Annotated[int, doc("prompt rows per tick, shared by the prompts in flight; 0: automatic")] = 0
+    numerics: Annotated[str, doc("invariant: bits never depend on the batch; fast: library defaults")] = "invariant"
+    cpu_threads: Annotated[int, doc("torch threads on a CPU; fixed, since bits may depend on it")] = 1
+    run_ahead_ticks: Annotated[int, doc("ticks launched before the oldest is harvested")] = 2
+    start_state: Annotated[str, doc("Huginn's initial state: noise (position-keyed) or zero")] = "noise"
+    noise_seed: Annotated[int, doc("key of Huginn's start-state noise; part of the prefix key")] = 0
+    lookahead_seed: Annotated[int, doc("seed of the random_lookahead score")] = 0
+    random_seed: Annotated[int, doc("seed of --weights random")] = 0
+    poison: Annotated[bool, doc("fill freed pages with NaN, to prove that nothing stale is read")] = False
+
+
+class SchedulerConfig(Section, frozen=True):
+    max_waiting: Annotated[int, doc("requests queued before admission answers 429")] = 1024
+    scan_limit: Annotated[int, doc("waiting requests looked at per admission pass")] = 64
+    max_bypasses: Annotated[int, doc("later requests that may pass a blocked one before admission waits for it")] = 8
+    ageing_s: Annotated[float, doc("every this many seconds of waiting improve priority by one; 0: never")] = 10.0
+    reservation: Annotated[str, doc("lifetime: pages for the whole request at admission; incremental: as it grows")] = (
+        "lifetime"
+    )
+    low_water_tokens: Annotated[int, doc("a lease is grown when fewer positions than this are left")] = 32
+    grow_tokens: Annotated[int, doc("positions added per growth")] = 64
+
+
+class SupervisorConfig(Section, frozen=True):
+    watchdog_s: Annotated[float, doc("pending work without progress for this long is a hang")] = 3.0
+    stale_beat_s: Annotated[float, doc("no heartbeat for this long is a hang")] = 3.0
+    startup_timeout_s: Annotated[float, doc("a child must be Ready within this")] = 600.0
+    restart_budget: Annotated[int, doc("restarts within restart_window_s before the server stops")] = 3
+    restart_window_s: Annotated[float, doc("window of the restart budget")] = 60.0
+    drain_s: Annotated[float, doc("running requests may finish for this long after SIGTERM")] = 30.0
+    stop_grace_s: Annotated[float, doc("between SIGTERM and SIGKILL of a child")] = 4.0
+
+
+class ExecutorConfig(Section, frozen=True):
+    kind: Annotated[str, doc("engine, or mock: no torch, one token per stream and tick")] = "engine"
+    mock_tick_ms: Annotated[float, doc("tick time of the mock executor")] = 0.0
+    mock_pages: Annotated[int, doc("pages in the mock executor's pool")] = 4096
+
+
+class LogConfig(Section, frozen=True):
+    format: Annotated[str, doc("auto (console on a terminal, else json), json, or console")] = "auto"
+    level: Annotated[str, doc("debug, info, warning, or error")] = "info"
+
+
+class Config(Section, frozen=True):
+    server: ServerConfig = ServerConfig()
+    engine: EngineConfig = EngineConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    supervisor: SupervisorConfig = SupervisorConfig()
+    executor: ExecutorConfig = ExecutorConfig()
+    log: LogConfig = LogConfig()
+    run_dir: Annotated[str, doc("run directory; empty: a fresh one under XDG_RUNTIME_DIR or /tmp")] = ""
+    single_process: Annotated[bool, doc("all actors in one process, for debugging")] = False
+
+
+Rule = tuple[str, Callable[[Config], bool], Callable[[Config], str]]
+
+
+def _one_of(path: str, allowed: tuple[str, ...]) -> Rule:
+    return (
+        path,
+        lambda config: value_at(config, path) in allowed,
+        lambda config: f"is {value_at(config, path)!r}, must be one of {', '.join(allowed)}",
+    )
+
+
+def _between(path: str, low: float, high: float) -> Rule:
+    return (
+        path,
+        lambda config: low <= value_at(config, path) <= high,
+        lambda config: f"is {value_at(config, path)}, must be between {low:g} and {high:g}",
+    )
+
+
+def value_at(config: Config, path: str) -> Any:
+    """The value of a dotted path such as `engine.slots`."""
+    value: Any = config
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+RULES: tuple[Rule, ...] = (
+    _between("server.port", 0, 65535),
+    _between("server.gateways", 1, 64),
+    _between("server.max_body_bytes", 1024, 1 << 30),
+    _between("server.max_choices", 1, 4096),
+    _between("server.slow_client_events", 16, 1 << 20),
+    _one_of("engine.weights", ("auto", "random")),
+    _one_of("engine.dtype", ("auto", "float32", "bfloat16", "float16")),
+    _one_of("engine.numerics", ("invariant", "fast")),
+    _one_of("engine.start_state", ("noise", "zero")),
+    _between("engine.slots", 1, 4096),
+    _between("engine.context_tokens", 0, 1 << 24),
+    _between("engine.page_tokens", 1, 1024),
+    _between("engine.loops", 0, 1024),
+    _between("engine.prompt_chunk_tokens", 0, 1 << 16),
+    _between("engine.cpu_threads", 1, 1024),
+    _between("engine.run_ahead_ticks", 1, 16),
+    _between("scheduler.max_waiting", 1, 1 << 20),
+    _between("scheduler.scan_limit", 1, 1 << 16),
+    _between("scheduler.max_bypasses", 0, 1 << 16),
+    _one_of("scheduler.reservation", ("lifetime", "incremental")),
+    _between("scheduler.low_water_tokens", 1, 1 << 16),
+    _between("scheduler.grow_tokens", 1, 1 << 16),
+    _between("supervisor.restart_budget", 0, 1000),
+    _one_of("executor.kind", ("engine", "mock")),
+    _between("executor.mock_tick_ms", 0, 60_000),
+    _one_of("log.format", ("auto", "json", "console")),
+    _one_of("log.level", ("debug", "info", "warning", "error")),
+)
+
+
+def violations(config: Config) -> list[str]:
+    """Every broken rule as one line `path value-and-limit`; empty when the tree is usable."""
+    return [f"{path} {explain(config)}" for path, is_met, explain in RULES if not is_met(config)]
+
+
+def load(toml: Path | None, overrides: dict[str, Any]) -> Config:
+    """Defaults, then the TOML file, then `overrides` (dotted path -> value). Raises ConfigError naming every fault."""
+    tree: dict[str, Any] = {}
+    if toml is not None:
+        try:
+            tree = tomllib.loads(toml.read_text())
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(f"config file {toml}: {error}") from error
+    for path, value in overrides.items():
+        *parents, leaf = path.split(".")
+        branch = tree
+        for name in parents:
+            branch = branch.setdefault(name, {})
+        branch[leaf] = value
+    try:
+        config = msgspec.convert(tree, Config, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"config: {error}") from error
+    broken = violations(config)
+    if broken:
+        raise ConfigError("config: " + "; ".join(broken))
+    return config
