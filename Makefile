@@ -44,5 +44,9 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# Builds the wheel, installs it into a fresh venv and has one chat with it from another directory.
+wheel-chat: $(VENV)/.dev
+	$(BIN)/python tools/wheel_chat.py --python $(PYTHON) --torch "$(TORCH)"
+
 clean:
 	rm -rf $(VENV) .typing build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
