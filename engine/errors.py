@@ -44,3 +44,27 @@ class ConfigError(EngineError):
 
     def __init__(self, code: ConfigCode, message: str) -> None:
         super().__init__(code, message)
+
+
+ExitRuleCode = Literal["unknown_exit_rule", "needs_gate", "needs_lookahead"]
+
+
+class ExitRuleError(EngineError):
+    """An exit rule that doesn't exist or that the loaded model can't feed."""
+
+    def __init__(self, code: ExitRuleCode, message: str) -> None:
+        super().__init__(code, message)
+
+
+class OptionError(EngineError):
+    """An engine option that is out of range, or that model and machine can't meet together."""
+
+    def __init__(self, code: Literal["bad_option"], message: str) -> None:
+        super().__init__(code, message)
+
+
+class SelfCheckError(EngineError):
+    """Numerics that this machine doesn't keep equal between a row alone and a row in company."""
+
+    def __init__(self, code: Literal["not_invariant"], message: str) -> None:
+        super().__init__(code, message)
