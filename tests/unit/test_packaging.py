@@ -57,7 +57,7 @@ def test_no_file_is_longer_than_the_cap() -> None:
         if (lines := len(path.read_text().splitlines())) > cap(path)
     ]
 
-    assert [] == too_long
+    assert too_long == []
 
 
 def test_unknown_attribute_of_the_package_raises() -> None:
