@@ -23,8 +23,8 @@ _MIX_A = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX_B = 0x94D049BB133111EB - (1 << 64)
 
 
-def quantile_table(std: float, device: torch.device | str = "cpu") -> Tensor:
-    """[65536] float32: the quantiles of a normal of `std` cut at +-3 std, at the middle of each equal slice.
+def quantile_table(std: float, scale: float, device: torch.device | str = "cpu") -> Tensor:
+    """[65536] float32: quantiles of a normal of `std` cut at +-3 std, at the middle of each equal slice, times `scale`.
 
     Computed with double precision on the host, so that every device holds the same bits.
     """
@@ -32,7 +32,7 @@ def quantile_table(std: float, device: torch.device | str = "cpu") -> Tensor:
     low = normal.cdf(-BOUND_STD)
     inside = 1.0 - 2.0 * low
     size = 1 << TABLE_BITS
-    half = [std * normal.inv_cdf(low + inside * (i + 0.5) / size) for i in range(size // 2)]
+    half = [scale * std * normal.inv_cdf(low + inside * (i + 0.5) / size) for i in range(size // 2)]
     values = half + [-value for value in reversed(half)]  # exactly symmetric
     return torch.tensor(values, dtype=torch.float32, device=device)
 
