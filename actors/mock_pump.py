@@ -1,0 +1,328 @@
+"""A TickPump without torch: one token per stream and tick, everything about it predictable.
+
+Owns slots, leases and outputs as the real pump does, and honours the same plans; its model is `mock_model`. It must not
+know sockets or who waits for the tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from epicycle.actors.mock_model import mock_depth, mock_key, mock_logprob, mock_token
+from epicycle.actors.ports import StepOutput
+from epicycle.transport.wire.columns import F32, I32, U16, U64, pack, unpack, unpack_list
+from epicycle.transport.wire.control import Capabilities
+from epicycle.transport.wire.output import Fin, PromptLogprobs, TokenBatch
+from epicycle.transport.wire.plan import Evict, Grow, Join, Plan, StepReport
+
+POOL_WARNING = "the KV pool ran dry: output ends early; serve with more KV memory or fewer slots"
+
+
+@dataclass
+class MockRow:
+    """A resident request. `written_tokens` counts KV positions; `outputs` the tokens sampled."""
+
+    join: Join
+    key: int
+    prompt_tokens: int
+    stop_ids: frozenset[int]
+    limit_tokens: int
+    pages: int
+    prefill_ticks: int
+    written_tokens: int
+    joined_s: float
+    outputs: int = 0
+    is_final: bool = False
+    first_token_s: float = 0.0
+
+
+@dataclass
+class _Batch:
+    """Columns of the TokenBatch being filled for one gateway."""
+
+    rids: list[int] = field(default_factory=list)
+    first_index: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    exit_depths: list[int] = field(default_factory=list)
+    logprob_k: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top_ids: list[int] = field(default_factory=list)
+    top_logprobs: list[float] = field(default_factory=list)
+
+    def pack(self, epoch: int) -> TokenBatch:
+        return TokenBatch(
+            epoch=epoch,
+            rids=pack(U64, self.rids),
+            first_index=pack(I32, self.first_index),
+            counts=pack(I32, self.counts),
+            tokens=pack(I32, self.tokens),
+            exit_depths=pack(U16, self.exit_depths),
+            logprob_k=pack(I32, self.logprob_k) if any(k >= 0 for k in self.logprob_k) else b"",
+            logprobs=pack(F32, self.logprobs),
+            top_ids=pack(I32, self.top_ids),
+            top_logprobs=pack(F32, self.top_logprobs),
+        )
+
+
+@dataclass
+class MockCounters:
+    """Totals since the epoch began; the names are StepReport's."""
+
+    ticks: int = 0
+    decode_row_loops: int = 0
+    prompt_row_loops: int = 0
+    loops_saved: int = 0
+    rows_in_ticks: int = 0
+    mixed_depth_ticks: int = 0
+    starved_latency: int = 0
+    starved_pool: int = 0
+    stale_messages: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+
+
+class MockPump:
+    """Meets TickPump. `tick_s` is slept in every tick that has rows; `clock` only dates the Fin's times."""
+
+    def __init__(
+        self,
+        capabilities: Capabilities,
+        epoch: int,
+        tick_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._facts = capabilities
+        self._epoch = epoch
+        self._tick_s = tick_s
+        self._clock = clock
+        self._sleep = sleep
+        self._chunk_tokens = capabilities.prompt_chunk_tokens
+        self._control_epoch = 0
+        self._plan_seq = 0
+        self.counters = MockCounters()
+        self._forget_rows()
+
+    def _forget_rows(self) -> None:
+        self._rows: dict[int, MockRow] = {}
+        self._moved: dict[int, None] = {}
+        self._freed: list[tuple[int, int]] = []
+        self._batches: dict[int, _Batch] = {}
+        self._before: dict[int, list[TokenBatch | PromptLogprobs | Fin]] = {}  # messages ahead of the batch: prompts'
+        self._fins: dict[int, list[Fin]] = {}
+        self._has_report = False
+
+    def reset(self, control_epoch: int) -> None:
+        self._forget_rows()
+        self._control_epoch = control_epoch
+        self._plan_seq = 0
+        self._has_report = True
+
+    def apply(self, plan: Plan) -> None:
+        if plan.epoch != self._epoch:
+            self.counters.stale_messages += 1
+            return
+        for evict in plan.evicts:
+            self._evict(evict)
+        for grow in plan.grows:
+            self._grow(grow)
+        for join in plan.joins:
+            self._join(join)
+        self._chunk_tokens = plan.knobs.prompt_chunk_tokens or self._chunk_tokens
+        self._plan_seq = plan.seq
+        self._has_report = True
+
+    def has_work(self) -> bool:
+        return self._has_report or bool(self._fins) or any(not self._is_starved(row) for row in self._rows.values())
+
+    def tick(self) -> None:
+        """Every row that may write its next position advances; the others wait for their leases to grow."""
+        rows = [row for row in self._rows.values() if not self._is_starved(row)]
+        if not rows:
+            return
+        if self._tick_s > 0:
+            self._sleep(self._tick_s)
+        self.counters.ticks += 1
+        self.counters.rows_in_ticks += len(rows)
+        self.counters.mixed_depth_ticks += len({row.outputs == 0 for row in rows}) > 1
+        for row in rows:
+            if row.prefill_ticks:
+                self._prefill(row)
+            else:
+                self._decode(row)
+
+    def collect(self) -> StepOutput:
+        to_gateways = self._before
+        for gateway, batch in self._batches.items():
+            to_gateways.setdefault(gateway, []).append(batch.pack(self._epoch))
+        for gateway, fins in self._fins.items():
+            to_gateways.setdefault(gateway, []).extend(fins)
+        report = self._report() if self._has_report or self._moved or self._freed else None
+        self._before, self._batches, self._fins = {}, {}, {}
+        self._moved, self._freed, self._has_report = {}, [], False
+        return StepOutput(report=report, to_gateways=to_gateways)
+
+    def _report(self) -> StepReport:
+        moved = [slot for slot in self._moved if slot in self._rows]
+        return StepReport(
+            epoch=self._epoch,
+            control_epoch=self._control_epoch,
+            plan_seq=self._plan_seq,
+            slots=pack(I32, moved),
+            gens=pack(I32, [self._rows[slot].join.gen for slot in moved]),
+            tokens=pack(I32, [self._rows[slot].written_tokens for slot in moved]),
+            freed_slots=pack(I32, [slot for slot, _ in self._freed]),
+            freed_gens=pack(I32, [gen for _, gen in self._freed]),
+            **vars(self.counters),
+        )
+
+    def _join(self, join: Join) -> None:
+        if join.slot in self._rows or not 0 <= join.slot < self._facts.slots:
+            self.counters.stale_messages += 1
+            return
+        prompt = unpack(I32, join.prompt)
+        left_tokens = max(1, len(prompt) - join.prefix_tokens)
+        self._rows[join.slot] = MockRow(
+            join=join,
+            key=mock_key(prompt),
+            prompt_tokens=len(prompt),
+            stop_ids=frozenset(unpack_list(I32, join.sampling.stop_ids)),
+            limit_tokens=join.limit_tokens,
+            pages=len(join.pages) // 4,
+            prefill_ticks=-(-left_tokens // self._chunk_tokens) * self._facts.loops,
+            written_tokens=join.prefix_tokens,
+            joined_s=self._clock(),
+        )
+        self.counters.prompt_tokens += len(prompt)
+
+    def _find(self, slot: int, gen: int) -> MockRow | None:
+        row = self._rows.get(slot)
+        if row is None or row.join.gen != gen:
+            self.counters.stale_messages += 1
+            return None
+        return row
+
+    def _grow(self, grow: Grow) -> None:
+        row = self._find(grow.slot, grow.gen)
+        if row is None:
+            return
+        row.pages += len(grow.pages) // 4
+        assert grow.limit_tokens <= row.pages * self._facts.page_tokens, grow
+        row.limit_tokens = grow.limit_tokens
+        row.is_final = grow.is_final
+        if row.is_final and not row.prefill_ticks:
+            self._end_if_dry(row)
+
+    def _evict(self, evict: Evict) -> None:
+        row = self._find(evict.slot, evict.gen)
+        if row is not None:
+            self._finish(row, evict.reason, message=evict.message)
+
+    def _is_starved(self, row: MockRow) -> bool:
+        return not row.prefill_ticks and row.written_tokens >= row.limit_tokens
+
+    def _prefill(self, row: MockRow) -> None:
+        """One loop of one chunk; the last loop of the last chunk samples the first output."""
+        row.prefill_ticks -= 1
+        loops = self._facts.loops
+        chunks_left = -(-row.prefill_ticks // loops)
+        written = max(row.join.prefix_tokens, row.prompt_tokens - chunks_left * self._chunk_tokens)
+        self.counters.prompt_row_loops += min(self._chunk_tokens, row.prompt_tokens)
+        if written > row.written_tokens:
+            self._score_prompt(row, max(1, row.written_tokens), written)
+            row.written_tokens = written
+            self._moved[row.join.slot] = None
+        if row.prefill_ticks:
+            return
+        row.first_token_s = self._clock()
+        if row.join.sampling.max_tokens == 0:
+            self._finish(row, "length")
+        else:
+            self._sample(row)
+
+    def _score_prompt(self, row: MockRow, first: int, end: int) -> None:
+        k = row.join.sampling.prompt_logprobs
+        if k < 0 or end <= first:
+            return
+        ids = unpack(I32, row.join.prompt)[first:end]
+        tops = [self._top(token, k) for token in ids]
+        message = PromptLogprobs(
+            epoch=self._epoch,
+            rid=row.join.rid,
+            first=first,
+            k=k,
+            logprobs=pack(F32, [mock_logprob(token) for token in ids]),
+            top_ids=pack(I32, [top for row_tops in tops for top in row_tops]),
+            top_logprobs=pack(F32, [mock_logprob(row_tops[0]) for row_tops in tops for _ in row_tops]),
+        )
+        self._before.setdefault(row.join.gateway, []).append(message)
+
+    def _top(self, token: int, k: int) -> list[int]:
+        """`k` alternatives, the chosen token first."""
+        return [(token + rank) % self._facts.vocab_size for rank in range(k)]
+
+    def _decode(self, row: MockRow) -> None:
+        row.written_tokens += 1
+        self._sample(row)
+
+    def _sample(self, row: MockRow) -> None:
+        """Emit one output and judge whether it was the last."""
+        index, sampling, facts = row.outputs, row.join.sampling, self._facts
+        token = mock_token(row.key, index, facts.vocab_size)
+        depth = mock_depth(row.key, index, row.join.loops, facts.loops)
+        row.outputs += 1
+        self._moved[row.join.slot] = None
+        self.counters.generated_tokens += 1
+        if index:
+            self.counters.decode_row_loops += depth
+            self.counters.loops_saved += facts.loops - depth
+        self._emit(row, index, token, depth)
+        if token in row.stop_ids and row.outputs >= sampling.min_tokens:
+            self._finish(row, "stop")
+        elif row.outputs >= sampling.max_tokens:
+            self._finish(row, "length")
+        elif row.is_final:
+            self._end_if_dry(row)
+        elif self._is_starved(row):
+            self.counters.starved_latency += 1  # once a stall: how many ticks it lasts is not the row's doing
+
+    def _end_if_dry(self, row: MockRow) -> None:
+        """The pool has no more for this row: it ends where its lease does."""
+        if self._is_starved(row):
+            self.counters.starved_pool += 1
+            self._finish(row, "length", warning=POOL_WARNING)
+
+    def _emit(self, row: MockRow, index: int, token: int, depth: int) -> None:
+        batch = self._batches.setdefault(row.join.gateway, _Batch())
+        k = row.join.sampling.logprobs
+        batch.rids.append(row.join.rid)
+        batch.first_index.append(index)
+        batch.counts.append(1)
+        batch.tokens.append(token)
+        batch.exit_depths.append(depth)
+        batch.logprob_k.append(k)
+        if k >= 0:
+            batch.logprobs.append(mock_logprob(token))
+            batch.top_ids.extend(self._top(token, k))
+            batch.top_logprobs.extend([mock_logprob(token)] * k)
+
+    def _finish(self, row: MockRow, reason: str, message: str = "", warning: str = "") -> None:
+        now_s = self._clock()
+        first_s = row.first_token_s or now_s
+        fin = Fin(
+            epoch=self._epoch,
+            rid=row.join.rid,
+            reason=reason,
+            tokens=row.outputs,
+            message=message,
+            warning=warning,
+            queue_ms=row.join.queue_ms,
+            prefill_ms=(first_s - row.joined_s) * 1e3,
+            decode_ms=(now_s - first_s) * 1e3,
+        )
+        self._fins.setdefault(row.join.gateway, []).append(fin)
+        self._freed.append((row.join.slot, row.join.gen))
+        del self._rows[row.join.slot]
