@@ -6,6 +6,7 @@ corner of a single process.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -60,6 +61,37 @@ class Host(Protocol):
 
     async def health(self, is_deep: bool = False) -> HealthReply:
         """The supervisor's view. Raises TimeoutError when it doesn't answer."""
+
+
+class Pollable(Protocol):
+    """A thing with a file descriptor that becomes readable; every Receiver is one."""
+
+    def fileno(self) -> int: ...
+
+
+class SyncHost(Host, Protocol):
+    """The executor's host: its loop calls `pump_events`, works, and calls `wait` when there is nothing to do."""
+
+    def pump_events(self) -> int:
+        """Run what the supervisor sent, on the calling thread; returns how many messages that was."""
+
+    def wait(self, receivers: Sequence[Pollable], timeout_s: float = ...) -> bool:
+        """Block until a receiver or the supervisor may have something, well under stale_beat_s. Receivers are
+        edge-triggered: drain each to [] first.
+        """
+
+
+class Actor(Hosted, Protocol):
+    """What `make_actor(host)` of an asyncio child returns."""
+
+    async def run(self) -> None:
+        """Bind, say host.ready(...), serve; returns after on_stop."""
+
+
+class SyncActor(Hosted, Protocol):
+    """What the executor's `make_actor(host)` returns; `run` occupies the calling thread until on_stop."""
+
+    def run(self) -> None: ...
 
 
 @dataclass
