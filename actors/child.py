@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import ctypes
-import gc
 import os
 import signal
 import socket
@@ -74,10 +73,9 @@ def run_sync(factory: Callable[[ThreadHost], SyncActor], argv: Sequence[str] | N
     host = ThreadHost(args.name, args.epoch, config, fabric, uplink)
     _obey_only_the_supervisor(host)
     try:
+        uplink.start(host)
         actor = factory(host)
         host.attach(actor)
-        uplink.start(host)
-        _freeze_heap()
         actor.run()
     except Exception as error:
         _report(host, uplink, error)
@@ -91,10 +89,9 @@ async def _run_async(factory: Callable[..., Actor], args: ChildArgs, config: Con
     host = AsyncHost(args.name, args.epoch, config, fabric, uplink)
     _obey_only_the_supervisor(host)
     try:
+        uplink.start(host)
         actor = factory(host) if args.http_fd < 0 else factory(host, socket.socket(fileno=args.http_fd))
         host.attach(actor)
-        uplink.start(host)
-        _freeze_heap()
         await actor.run()
     except Exception as error:
         _report(host, uplink, error)
@@ -141,9 +138,3 @@ def _report(host: HostBase, uplink: ZmqUplink, error: Exception) -> NoReturn:
     _log.error("crashed", actor=host.name, epoch=host.epoch, exception=traceback.format_exc())
     host.fatal(getattr(error, "code", "crashed"), f"{type(error).__name__}: {error}")
     raise SystemExit(EXIT_FATAL)
-
-
-def _freeze_heap() -> None:
-    """What lives since start-up will live for ever: keep the collector from walking it."""
-    gc.collect()
-    gc.freeze()

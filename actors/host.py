@@ -8,10 +8,8 @@ knows how words reach the supervisor: that is the uplink's business (`host_zmq.p
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import gc
 import itertools
-import os
-import select
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -20,8 +18,9 @@ from typing import NoReturn, Protocol
 
 import structlog
 
-from epicycle.actors.ports import BeatFacts, Hosted, Pollable
+from epicycle.actors.ports import BeatFacts, Hosted
 from epicycle.transport.config import Config
+from epicycle.transport.doorbell import Doorbell, Pollable, wait_readable
 from epicycle.transport.link import Fabric
 from epicycle.transport.wire.base import Wire
 from epicycle.transport.wire.control import (
@@ -82,6 +81,8 @@ class HostBase:
 
     def ready(self, endpoints: list[Endpoint], capabilities: Capabilities | None = None) -> None:
         """Say that the actor works; from now on it is watched for hangs."""
+        gc.collect()
+        gc.freeze()  # what start-up made lives for ever: keep the collector from walking it
         self.touch()
         self.state = "ready"
         self._uplink.send(Ready(self.name, self.epoch, endpoints, capabilities))
@@ -144,7 +145,8 @@ class HostBase:
 
     def _handle(self, message: FromSupervisor) -> None:
         """One message from the supervisor, on the actor's own loop or thread."""
-        assert self._actor is not None, "attach() comes before messages"
+        if self._actor is None:  # nothing has started: Stop is followed by SIGTERM, the rest concerns actors at work
+            return
         match message:
             case PeerUp():
                 self._actor.on_peer_up(message)
@@ -197,7 +199,7 @@ class ThreadHost(HostBase):
     def __init__(self, name: str, epoch: int, config: Config, fabric: Fabric, uplink: Uplink) -> None:
         super().__init__(name, epoch, config, fabric, uplink)
         self._events: deque[FromSupervisor] = deque()
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._doorbell = Doorbell()
 
     def deliver(self, message: FromSupervisor) -> None:
         """Hand over a message from the supervisor; any thread."""
@@ -206,29 +208,25 @@ class ThreadHost(HostBase):
             self.settle_health(message)
             return
         self._events.append(message)
-        os.eventfd_write(self._wake_fd, 1)
+        self._doorbell.ring()
 
     def fileno(self) -> int:
         """Readable while events wait for `pump_events`."""
-        return self._wake_fd
+        return self._doorbell.fileno()
 
     def wait(self, receivers: Sequence[Pollable], timeout_s: float = TOUCH_INTERVAL_S) -> bool:
         """Block until a receiver or the supervisor has something, at most `timeout_s`.
 
         Receivers are edge-triggered: drain each to [] before waiting. True when something may be there.
         """
-        poller = select.poll()
-        for receiver in (self, *receivers):
-            poller.register(receiver.fileno(), select.POLLIN)
-        return bool(self._events or poller.poll(timeout_s * 1000.0))
+        return bool(self._events) or wait_readable((self, *receivers), timeout_s)
 
     def pump_events(self) -> int:
         """Run what the supervisor sent, on the calling thread (the actor's); returns how many messages that was."""
         self.touch()
         if not self._events:
             return 0
-        with contextlib.suppress(BlockingIOError):  # the event may be seen before its doorbell rings
-            os.eventfd_read(self._wake_fd)
+        self._doorbell.silence()
         count = 0
         while self._events:
             self._handle(self._events.popleft())
@@ -236,4 +234,4 @@ class ThreadHost(HostBase):
         return count
 
     def close(self) -> None:
-        os.close(self._wake_fd)
+        self._doorbell.close()

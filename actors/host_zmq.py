@@ -7,6 +7,7 @@ When the supervisor is gone it ends the process.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -17,10 +18,12 @@ import structlog
 import zmq
 
 from epicycle.actors.host import BEAT_INTERVAL_S
-from epicycle.transport.codec import MAX_FRAME_BYTES, Decoder, encode
+from epicycle.transport.codec import Decoder, encode
+from epicycle.transport.doorbell import Doorbell
 from epicycle.transport.errors import WireError
 from epicycle.transport.wire.base import WIRE_VERSION, Wire
 from epicycle.transport.wire.control import Beat, Fatal, FromSupervisor, Hello
+from epicycle.transport.zmq_link import HIGH_WATER_MESSAGES, open_socket
 
 EXIT_FATAL = 70
 EXIT_ORPHANED = 71
@@ -49,7 +52,7 @@ class ZmqUplink:
         self._parent_pid = parent_pid
         self._nonce = os.urandom(4).hex()
         self._outbox: deque[bytes] = deque()
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._doorbell = Doorbell()
         self._is_closing = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -59,12 +62,12 @@ class ZmqUplink:
 
     def send(self, message: Wire) -> None:
         self._outbox.append(encode(message))
-        os.eventfd_write(self._wake_fd, 1)
+        self._doorbell.ring()
 
     def close(self) -> None:
         """Flush and end the thread; waits at most FAREWELL_MS twice."""
         self._is_closing.set()
-        os.eventfd_write(self._wake_fd, 1)
+        self._doorbell.ring()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(2 * FAREWELL_MS / 1000)
 
@@ -79,7 +82,7 @@ class ZmqUplink:
         decode: Decoder[FromSupervisor] = Decoder(FromSupervisor)
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
-        poller.register(self._wake_fd, zmq.POLLIN)
+        poller.register(self._doorbell.fileno(), zmq.POLLIN)
         self._outbox.appendleft(encode(Hello(host.name, os.getpid(), self._nonce, host.epoch, WIRE_VERSION)))
         next_beat_s = time.monotonic()
         while not self._is_closing.is_set():
@@ -89,9 +92,8 @@ class ZmqUplink:
                 next_beat_s = time.monotonic() + BEAT_INTERVAL_S
                 is_clear = self._flush(socket)
             pause_ms = max(0.0, next_beat_s - time.monotonic()) * 1000
-            ready = dict(poller.poll(pause_ms if is_clear else min(pause_ms, RETRY_MS)))
-            if self._wake_fd in ready:
-                os.eventfd_read(self._wake_fd)
+            poller.poll(math.ceil(pause_ms if is_clear else min(pause_ms, RETRY_MS)))
+            self._doorbell.silence()
             self._receive(socket, decode, host)
             self._leave_if_orphaned()
         deadline_s = time.monotonic() + FAREWELL_MS / 1000
@@ -100,10 +102,7 @@ class ZmqUplink:
         context.destroy(linger=FAREWELL_MS)
 
     def _connect(self, context: zmq.Context[zmq.Socket[bytes]], host: Carried) -> zmq.Socket[bytes]:
-        socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.LINGER, FAREWELL_MS)
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        socket.setsockopt(zmq.IMMEDIATE, 1)
+        socket = open_socket(context, zmq.DEALER, HIGH_WATER_MESSAGES)
         socket.setsockopt(zmq.IDENTITY, f"{host.name}.e{host.epoch}.{os.getpid()}.{self._nonce}".encode())
         socket.connect(self._address)
         return socket

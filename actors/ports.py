@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from epicycle.transport.config import Config
+from epicycle.transport.doorbell import Pollable
 from epicycle.transport.link import Fabric
 from epicycle.transport.wire.control import Capabilities, Drain, Endpoint, HealthReply, MailboxStat, PeerDown, PeerUp
 from epicycle.transport.wire.output import Fin, PromptLogprobs, TokenBatch
@@ -61,12 +62,6 @@ class Host(Protocol):
 
     async def health(self, is_deep: bool = False) -> HealthReply:
         """The supervisor's view. Raises TimeoutError when it doesn't answer."""
-
-
-class Pollable(Protocol):
-    """A thing with a file descriptor that becomes readable; every Receiver is one."""
-
-    def fileno(self) -> int: ...
 
 
 class SyncHost(Host, Protocol):
