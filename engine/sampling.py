@@ -1,0 +1,189 @@
+"""What a request asks of the sampler, and the per-slot columns that hold it on the device.
+
+Owns `SamplingParams` (host), `SlotSampling` (resident tensors, written between ticks by the pump, their one owner) and
+`SampleRows` (the same gathered for the rows of one draw). Knows no logits and no scheduling. Values were checked at
+admission; what doesn't fit here is our own mistake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+from torch import Tensor
+
+MAX_ALTERNATIVES: Final = 20
+
+# Columns of the two packed tables, so that gathering a batch is two reads.
+_TEMPERATURE, _TOP_P, _MIN_P, _REPETITION, _PRESENCE, _FREQUENCY = range(6)
+_TOP_K, _SEED, _CHOICE, _MIN_TOKENS, _ALTERNATIVES = range(5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """One choice of one request. Every default is neutral except temperature, where 1 leaves the logits as they are."""
+
+    temperature: float = 1.0  # 0: the likeliest token, nothing random
+    top_k: int = 0  # 0 or less: no limit
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = 0  # in [0, 2**64)
+    choice: int = 0
+    min_tokens: int = 0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    stop_ids: tuple[int, ...] = ()  # every id that ends the text, the model's EOS ids included unless ignored
+    alternatives: int = 0  # likeliest tokens to report beside the chosen one, at most MAX_ALTERNATIVES
+
+    @property
+    def penalises(self) -> bool:
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+
+    @property
+    def filters(self) -> bool:
+        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerSteps:
+    """Which parts of the sampler a batch runs: host knowledge, fixed within a graph.
+
+    Leaving a step out never changes the bits of a row that doesn't use it.
+    """
+
+    penalise: bool = True
+    bias: bool = True
+    hold_stops: bool = True
+    draw: bool = True
+    filter: bool = True
+    alternatives: int = MAX_ALTERNATIVES  # width of the report; a row's own count may be lower
+
+
+def steps_for(rows: Iterable[SamplingParams]) -> SamplerSteps:
+    """The fewest steps that serve all of `rows`."""
+    wanted = list(rows)
+    return SamplerSteps(
+        penalise=any(row.penalises for row in wanted),
+        bias=any(row.logit_bias for row in wanted),
+        hold_stops=any(row.min_tokens > 0 for row in wanted),
+        draw=any(row.temperature > 0 for row in wanted),
+        filter=any(row.temperature > 0 and row.filters for row in wanted),
+        alternatives=max((row.alternatives for row in wanted), default=0),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRows:
+    """M rows about to get a token. Ids that pad a list equal V, the vocabulary's size."""
+
+    temperature: Tensor  # [M] float32, and so are the next five
+    top_p: Tensor
+    min_p: Tensor
+    repetition_penalty: Tensor
+    presence_penalty: Tensor
+    frequency_penalty: Tensor
+    top_k: Tensor  # [M] int64, and so are the next four
+    seed: Tensor  # the bits of a uint64
+    choice: Tensor
+    min_tokens: Tensor
+    alternatives: Tensor
+    bias_ids: Tensor  # [M, B] int64, distinct apart from padding
+    bias_values: Tensor  # [M, B] float32, 0 at padding
+    stop_ids: Tensor  # [M, S] int64
+    positions: Tensor  # [M] int64, where the new token will stand
+    generated: Tensor  # [M] int64, tokens this choice has already
+    output_counts: Tensor | None  # [M, V] int32; None where no row penalises
+    prompt_seen: Tensor | None  # [M, V] bool
+
+
+class SlotSampling:
+    """Sampling columns of all slots on one device."""
+
+    def __init__(self, slots: int, vocab_size: int, bias_cap: int, stop_cap: int, device: str = "cpu") -> None:
+        self.vocab_size = vocab_size
+        neutral = SamplingParams(temperature=0.0)  # slots nobody has taken pad batches
+        reals = torch.tensor(_real_columns(neutral), dtype=torch.float32, device=device)
+        integers = torch.tensor(_integer_columns(neutral), dtype=torch.int64, device=device)
+        self.reals = reals.repeat(slots, 1)
+        self.integers = integers.repeat(slots, 1)
+        self.bias_ids = torch.full((slots, bias_cap), vocab_size, dtype=torch.int64, device=device)
+        self.bias_values = torch.zeros(slots, bias_cap, dtype=torch.float32, device=device)
+        self.stop_ids = torch.full((slots, stop_cap), vocab_size, dtype=torch.int64, device=device)
+        self.output_counts = torch.zeros(slots, vocab_size, dtype=torch.int32, device=device)
+        self.prompt_seen = torch.zeros(slots, vocab_size, dtype=torch.bool, device=device)
+
+    def write(
+        self, slot: int, params: SamplingParams, prompt_ids: Sequence[int] = (), output_ids: Sequence[int] = ()
+    ) -> None:
+        """Take a slot for a choice that has `output_ids` already. Between ticks only: it copies from the host."""
+        self.reals[slot] = torch.tensor(_real_columns(params), dtype=torch.float32)
+        self.integers[slot] = torch.tensor(_integer_columns(params), dtype=torch.int64)
+        self.bias_ids[slot] = self._padded_ids(list(params.logit_bias), self.bias_ids.shape[1])
+        values = list(params.logit_bias.values())
+        self.bias_values[slot] = torch.tensor(values + [0.0] * (self.bias_ids.shape[1] - len(values)))
+        self.stop_ids[slot] = self._padded_ids(list(params.stop_ids), self.stop_ids.shape[1])
+        if params.penalises:
+            self._write_history(slot, prompt_ids, output_ids)
+
+    def _padded_ids(self, ids: list[int], width: int) -> Tensor:
+        assert len(ids) <= width, f"{len(ids)} ids for {width} places"
+        return torch.tensor(ids + [self.vocab_size] * (width - len(ids)), dtype=torch.int64)
+
+    def _write_history(self, slot: int, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> None:
+        device = self.prompt_seen.device
+        prompt = torch.tensor(prompt_ids, dtype=torch.int64, device=device)
+        output = torch.tensor(output_ids, dtype=torch.int64, device=device)
+        self.prompt_seen[slot].zero_().index_fill_(0, prompt, True)
+        self.output_counts[slot].zero_().index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
+
+    def gather(self, slots: Tensor, positions: Tensor, generated: Tensor, steps: SamplerSteps) -> SampleRows:
+        """The rows of `slots` [M] int64."""
+        reals = self.reals.index_select(0, slots).unbind(1)
+        integers = self.integers.index_select(0, slots).unbind(1)
+        return SampleRows(
+            temperature=reals[_TEMPERATURE],
+            top_p=reals[_TOP_P],
+            min_p=reals[_MIN_P],
+            repetition_penalty=reals[_REPETITION],
+            presence_penalty=reals[_PRESENCE],
+            frequency_penalty=reals[_FREQUENCY],
+            top_k=integers[_TOP_K],
+            seed=integers[_SEED],
+            choice=integers[_CHOICE],
+            min_tokens=integers[_MIN_TOKENS],
+            alternatives=integers[_ALTERNATIVES],
+            bias_ids=self.bias_ids.index_select(0, slots),
+            bias_values=self.bias_values.index_select(0, slots),
+            stop_ids=self.stop_ids.index_select(0, slots),
+            positions=positions,
+            generated=generated,
+            output_counts=self.output_counts.index_select(0, slots) if steps.penalise else None,
+            prompt_seen=self.prompt_seen.index_select(0, slots) if steps.penalise else None,
+        )
+
+    def count(self, slots: Tensor, tokens: Tensor, is_live: Tensor) -> None:
+        """Add the tokens [M] of the rows that are live [M] bool to their slots' counts, in place, inside the tick."""
+        places = slots * self.vocab_size + tokens
+        self.output_counts.view(-1).index_add_(0, places, is_live.to(torch.int32))
+
+
+def _real_columns(params: SamplingParams) -> list[float]:
+    columns = [0.0] * 6
+    columns[_TEMPERATURE], columns[_TOP_P], columns[_MIN_P] = params.temperature, params.top_p, params.min_p
+    columns[_REPETITION] = params.repetition_penalty
+    columns[_PRESENCE], columns[_FREQUENCY] = params.presence_penalty, params.frequency_penalty
+    return columns
+
+
+def _integer_columns(params: SamplingParams) -> list[int]:
+    assert 0 <= params.seed < 2**64
+    assert 0 <= params.alternatives <= MAX_ALTERNATIVES
+    columns = [0] * 5
+    columns[_TOP_K], columns[_CHOICE], columns[_MIN_TOKENS] = params.top_k, params.choice, params.min_tokens
+    columns[_SEED] = params.seed - 2**64 if params.seed >= 2**63 else params.seed
+    columns[_ALTERNATIVES] = params.alternatives
+    return columns
