@@ -50,6 +50,12 @@ class PlanRefused(KvError):
     code = "kv_plan_refused"
 
 
+class ReserveRefused(KvError):
+    """A reservation rule with a step, mark or page size that could never work."""
+
+    code = "kv_reserve_refused"
+
+
 class RequestTooLong(KvError):
     """A request whose lifetime needs more pages than the whole pool has, or whose lengths are not positive."""
 

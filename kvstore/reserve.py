@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from epicycle.kvstore.errors import KvError, RequestTooLong
+from epicycle.kvstore.errors import RequestTooLong, ReserveRefused
 
 
 def pages_for(tokens: int, page_tokens: int) -> int:
@@ -58,11 +58,11 @@ class ReserveRule(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.page_tokens < 1:
-            raise KvError(f"page_tokens is {self.page_tokens}; it must be at least 1")
+            raise ReserveRefused(f"page_tokens is {self.page_tokens}; it must be at least 1")
         if self.grow_tokens is not None and self.grow_tokens < 1:
-            raise KvError(f"grow_tokens is {self.grow_tokens}; it must be at least 1")
+            raise ReserveRefused(f"grow_tokens is {self.grow_tokens}; it must be at least 1")
         if self.low_water_tokens < 1:
-            raise KvError(f"low_water_tokens is {self.low_water_tokens}; it must be at least 1")
+            raise ReserveRefused(f"low_water_tokens is {self.low_water_tokens}; it must be at least 1")
 
     def first_pages(self, prompt_tokens: int, max_tokens: int) -> int:
         """Pages to claim at admission."""

@@ -175,4 +175,5 @@ def test_codes_are_distinct_and_stable() -> None:
         "kv_pages_impossible",
         "kv_plan_refused",
         "kv_pool_short",
+        "kv_reserve_refused",
     } == {error.code for error in KvError.__subclasses__()}

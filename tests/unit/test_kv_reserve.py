@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from epicycle.kvstore.errors import KvError, RequestTooLong
+from epicycle.kvstore.errors import RequestTooLong, ReserveRefused
 from epicycle.kvstore.reserve import ReserveRule, capacity_tokens, fits_ever, lifetime_pages, require_fits_ever
 
 LIFETIME = ReserveRule(page_tokens=16)
@@ -58,5 +58,5 @@ def test_lengths_below_one_are_refused(prompt: int, max_tokens: int) -> None:
 
 @pytest.mark.parametrize(("field", "value"), [("page_tokens", 0), ("grow_tokens", 0), ("low_water_tokens", 0)])
 def test_a_rule_that_could_never_grow_is_refused(field: str, value: int) -> None:
-    with pytest.raises(KvError, match=f"{field} is {value}; it must be at least 1"):
+    with pytest.raises(ReserveRefused, match=f"{field} is {value}; it must be at least 1"):
         ReserveRule(**{"page_tokens": 16, field: value})
