@@ -25,15 +25,14 @@ import uvloop
 
 from epicycle.actors import logs
 from epicycle.actors.host import AsyncHost, HostBase, ThreadHost
-from epicycle.actors.host_zmq import EXIT_FATAL, EXIT_ORPHANED, ZmqUplink
+from epicycle.actors.host_zmq import EXIT_FATAL, EXIT_ORPHANED, SUPERVISOR_SOCKET, ZmqUplink
 from epicycle.actors.ports import Actor, SyncActor
 from epicycle.transport.config import Config
 from epicycle.transport.link import Fabric
-from epicycle.transport.zmq_link import ZmqFabric
+from epicycle.transport.rundir import read_config
+from epicycle.transport.zmq_link import ZmqFabric, ipc_address
 
 PR_SET_PDEATHSIG = 1
-SUPERVISOR_LINK = "sup"
-CONFIG_FILE = "config.json"
 
 _log = structlog.get_logger()
 
@@ -105,7 +104,7 @@ def _begin(argv: Sequence[str] | None) -> tuple[ChildArgs, Config]:
     args = parse(sys.argv[1:] if argv is None else argv)
     _die_with_parent(args.parent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    config = msgspec.json.decode((args.run_dir / CONFIG_FILE).read_bytes(), type=Config)
+    config = read_config(args.run_dir)
     logs.configure(config.log)
     _log.info("started", actor=args.name, epoch=args.epoch, pid=os.getpid())
     return args, config
@@ -130,7 +129,7 @@ def _obey_only_the_supervisor(host: HostBase) -> None:
 
 
 def _wire(args: ChildArgs) -> tuple[ZmqUplink, Fabric]:
-    return ZmqUplink(f"ipc://{args.run_dir / SUPERVISOR_LINK}", args.parent_pid), ZmqFabric(args.run_dir)
+    return ZmqUplink(ipc_address(args.run_dir / SUPERVISOR_SOCKET), args.parent_pid), ZmqFabric(args.run_dir)
 
 
 def _report(host: HostBase, uplink: ZmqUplink, error: Exception) -> NoReturn:

@@ -22,7 +22,6 @@ from epicycle.actors.ports import BeatFacts, Hosted
 from epicycle.transport.config import Config
 from epicycle.transport.doorbell import Doorbell, Pollable, wait_readable
 from epicycle.transport.link import Fabric
-from epicycle.transport.wire.base import Wire
 from epicycle.transport.wire.control import (
     Beat,
     Capabilities,
@@ -39,6 +38,7 @@ from epicycle.transport.wire.control import (
     Pong,
     Ready,
     Stop,
+    ToSupervisor,
 )
 
 BEAT_INTERVAL_S = 0.5
@@ -52,7 +52,7 @@ _log = structlog.get_logger()
 class Uplink(Protocol):
     """The way to the supervisor. All methods may be called from any thread."""
 
-    def send(self, message: Wire) -> None:
+    def send(self, message: ToSupervisor) -> None:
         """Queue a message; never waits."""
 
     def leave(self, fatal: Fatal) -> NoReturn:

@@ -21,10 +21,11 @@ from epicycle.actors.host import BEAT_INTERVAL_S
 from epicycle.transport.codec import Decoder, encode
 from epicycle.transport.doorbell import Doorbell
 from epicycle.transport.errors import WireError
-from epicycle.transport.wire.base import WIRE_VERSION, Wire
-from epicycle.transport.wire.control import Beat, Fatal, FromSupervisor, Hello
+from epicycle.transport.wire.base import WIRE_VERSION
+from epicycle.transport.wire.control import Beat, Fatal, FromSupervisor, Hello, ToSupervisor
 from epicycle.transport.zmq_link import HIGH_WATER_MESSAGES, open_socket
 
+SUPERVISOR_SOCKET = "sup"  # in the run directory
 EXIT_FATAL = 70
 EXIT_ORPHANED = 71
 FAREWELL_MS = 1000  # how long last words may take
@@ -60,7 +61,7 @@ class ZmqUplink:
         self._thread = threading.Thread(target=self._run, args=(host,), name="uplink", daemon=True)
         self._thread.start()
 
-    def send(self, message: Wire) -> None:
+    def send(self, message: ToSupervisor) -> None:
         self._outbox.append(encode(message))
         self._doorbell.ring()
 

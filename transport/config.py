@@ -90,6 +90,9 @@ class SchedulerConfig(Section, frozen=True):
 class SupervisorConfig(Section, frozen=True):
     watchdog_s: Annotated[float, doc("pending work without progress for this long is a hang")] = 3.0
     stale_beat_s: Annotated[float, doc("no heartbeat for this long is a hang")] = 3.0
+    kill_hung_after_s: Annotated[
+        float, doc("a child that has hung for this long is killed and restarted; 0: never")
+    ] = 0.0
     startup_timeout_s: Annotated[float, doc("a child must be Ready within this")] = 600.0
     restart_budget: Annotated[int, doc("restarts within restart_window_s before the server stops")] = 3
     restart_window_s: Annotated[float, doc("window of the restart budget")] = 60.0
@@ -169,7 +172,14 @@ RULES: tuple[Rule, ...] = (
     _one_of("scheduler.reservation", ("lifetime", "incremental")),
     _between("scheduler.low_water_tokens", 1, 1 << 16),
     _between("scheduler.grow_tokens", 1, 1 << 16),
+    _between("supervisor.watchdog_s", 0.1, 86_400),
+    _between("supervisor.stale_beat_s", 1, 86_400),
+    _between("supervisor.kill_hung_after_s", 0, 86_400),
+    _between("supervisor.startup_timeout_s", 1, 86_400),
     _between("supervisor.restart_budget", 0, 1000),
+    _between("supervisor.restart_window_s", 1, 86_400),
+    _between("supervisor.drain_s", 0, 86_400),
+    _between("supervisor.stop_grace_s", 0, 600),
     _one_of("executor.kind", ("engine", "mock")),
     _between("executor.mock_tick_ms", 0, 60_000),
     _one_of("log.format", ("auto", "json", "console")),
