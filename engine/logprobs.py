@@ -34,7 +34,7 @@ def clean_rows(logits: Tensor) -> tuple[Tensor, Tensor]:
     A row with a NaN, with +inf or with nothing above -inf is broken; single -inf entries are not.
     """
     is_finite = torch.isfinite(logits.amax(dim=-1))
-    return torch.where(is_finite.unsqueeze(1), logits, 0.0), is_finite
+    return logits.masked_fill(~is_finite.unsqueeze(1), 0.0), is_finite
 
 
 def widen(logits: Tensor) -> Tensor:
@@ -58,9 +58,9 @@ def raw_logprobs(padded: Tensor, tokens: Tensor, wanted: Tensor, width: int) -> 
     if width == 0:
         return Logprobs(chosen, tokens.new_zeros(len(tokens), 0), chosen.new_zeros(len(tokens), 0))
     ids = _likeliest(padded, width)
-    is_wanted = torch.arange(width, device=padded.device) < wanted.unsqueeze(1)
+    is_beyond = torch.arange(width, device=padded.device) >= wanted.unsqueeze(1)
     shares = _log_share(padded, ids, peak, log_total)
-    return Logprobs(chosen, torch.where(is_wanted, ids, -1), torch.where(is_wanted, shares, -math.inf))
+    return Logprobs(chosen, ids.masked_fill(is_beyond, -1), shares.masked_fill(is_beyond, -math.inf))
 
 
 def _log_total(padded: Tensor, peak: Tensor) -> Tensor:

@@ -39,5 +39,5 @@ def add_bias(padded: Tensor, rows: SampleRows) -> Tensor:
 def hold_stops(padded: Tensor, rows: SampleRows, vocab_size: int) -> Tensor:
     """padded [M, W] -> same shape, where rows that have fewer than `min_tokens` can't get a token that ends them."""
     is_held = (rows.generated < rows.min_tokens).unsqueeze(1)
-    ids = torch.where(is_held, rows.stop_ids, vocab_size)
+    ids = rows.stop_ids.masked_fill(~is_held, vocab_size)
     return padded.scatter(1, ids, -math.inf)

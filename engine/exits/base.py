@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 
@@ -54,7 +53,7 @@ def at_limit(rows: ExitRows) -> Tensor:
 
 def settle(leave: Tensor, survival: Tensor, pending: Tensor) -> ExitDecision:
     """A decision in which rows that leave start afresh."""
-    return ExitDecision(leave=leave, survival=torch.where(leave, 1.0, survival), pending=torch.where(leave, 0, pending))
+    return ExitDecision(leave=leave, survival=survival.masked_fill(leave, 1.0), pending=pending.masked_fill(leave, 0))
 
 
 def leave_now(rows: ExitRows, reached: Tensor, survival: Tensor) -> ExitDecision:
@@ -70,4 +69,4 @@ def leave_next(rows: ExitRows, reached: Tensor, first_loop: Tensor, survival: Te
     """
     due = (rows.pending > 0) & (rows.loops_done >= rows.pending)
     named = reached & (rows.threshold < 1.0) & (first_loop >= rows.min_loops)
-    return settle(due | at_limit(rows), survival, torch.where(named, rows.loops_done + 1, 0))
+    return settle(due | at_limit(rows), survival, (rows.loops_done + 1).masked_fill(~named, 0))
