@@ -37,8 +37,8 @@ class Rows(Protocol):
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write k, v [N, kv_heads, head_dim] at (position, plane of depth, layer), then attend.
 
-        q [N, heads, head_dim]; q and k are already rotated; all three may be strided views. Returns causal attention [N, heads, head_dim] of each row
-        over its own history in that plane, at scale head_dim ** -0.5.
+        q [N, heads, head_dim]; q and k are already rotated; all three may be strided views. Returns causal attention
+        [N, heads, head_dim] of each row over its own history in that plane, at scale head_dim ** -0.5.
         """
         ...
 

@@ -95,13 +95,11 @@ def _scan_shards(folder: Path, mapped: Mapping[str, str]) -> dict[str, StoredTen
     for shard in sorted(set(mapped.values())):
         for name, tensor in read_header(folder / shard).items():
             if name in found:
-                text = f"tensor {name} is in {found[name].file.name} and in {shard}"
-                raise LoadError("duplicate_tensor", text)
-            if mapped.get(name) != shard:
-                text = f"{INDEX_FILE}: tensor {name} is in {shard}, the index says {mapped.get(name)}"
-                raise LoadError("bad_index", text)
+                raise LoadError("duplicate_tensor", f"tensor {name} is in {found[name].file.name} and in {shard}")
             found[name] = tensor
-    for name, shard in mapped.items():
-        if name not in found:
-            raise LoadError("bad_index", f"{INDEX_FILE}: tensor {name} is not in {shard}")
+    for name in sorted({*found, *mapped}):
+        holder = found[name].file.name if name in found else "no shard"
+        if mapped.get(name) != holder:
+            listed = mapped.get(name, "nothing")
+            raise LoadError("bad_index", f"{INDEX_FILE}: tensor {name} is in {holder}, the index says {listed}")
     return found

@@ -58,7 +58,7 @@ def random_weights(spec: ModelSpec, *, seed: int, dtype: torch.dtype, device: to
         elif len(shape) == 1:
             weights[name] = torch.ones(shape, dtype=dtype, device=device)
         else:
-            generator = torch.Generator(device).manual_seed((seed << 32) + zlib.crc32(name.encode()))
+            generator = torch.Generator(device).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
             weights[name] = torch.empty(shape, dtype=dtype, device=device).normal_(
                 0, spec.init_std, generator=generator
             )

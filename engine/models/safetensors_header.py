@@ -73,6 +73,6 @@ def _entry(file: Path, name: str, value: dict[str, object], start: int, file_byt
         raise LoadError("bad_file", f"{file.name}: tensor {name} has no shape or offsets")
     first, last = offsets
     wanted = prod(shape) * _DTYPE_BYTES.get(dtype, 0)
-    if dtype in _DTYPE_BYTES and last - first != wanted or not 0 <= first <= last <= file_bytes - start:
+    if (dtype in _DTYPE_BYTES and last - first != wanted) or not 0 <= first <= last <= file_bytes - start:
         raise LoadError("bad_file", f"{file.name}: tensor {name} lies outside the file or has the wrong size")
     return StoredTensor(file, dtype, tuple(shape), start + first, last - first)
