@@ -1,0 +1,94 @@
+"""`TiledOps`: the CPU operations whose bits don't depend on a row's company.
+
+Owns the shapes that operators see. Libraries choose another order of summation for one row than for many, and compute
+the tail of a vector with other instructions than its body. So rows are padded to a multiple of `row_tile`, vectors to
+a multiple of 32 lanes, and strided inputs are made contiguous. Where the matrix library's order still changes with the
+number of rows, `is_blocked` multiplies in blocks of exactly `row_tile` rows: slower and surer. `selfcheck.py` finds out
+which is needed here; this file trusts it. It knows no model and no request.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from epicycle.engine.kernels.plain import PlainOps
+
+LANES = 32  # covers two unrolled vectors of any CPU that torch has code for
+ROW_TILE = 4
+
+
+def padded(count: int, multiple: int) -> int:
+    """`count` rounded up."""
+    return -(-count // multiple) * multiple
+
+
+class TiledOps:
+    """Meets `ops.Ops` in an invariant way. Stateless but for its two settings; callers that hand in a multiple of
+    `row_tile` rows pay nothing for padding."""
+
+    def __init__(self, row_tile: int = ROW_TILE, is_blocked: bool = False) -> None:
+        self.row_tile = row_tile
+        self.is_blocked = is_blocked
+        self._plain = PlainOps()
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        rows = x.shape[0]
+        x = self._fill(x)
+        if not self.is_blocked or x.shape[0] == self.row_tile:
+            return F.linear(x, weight, bias)[:rows]
+        blocks = x.split(self.row_tile)
+        return torch.cat([F.linear(block, weight, bias) for block in blocks])[:rows]
+
+    def gate_logit(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        # A one-column product is another routine in every library; a row sum is one order whatever the rows.
+        rows = x.shape[0]
+        wide = self._fill(x).float() * weight.float()
+        return (wide.sum(-1)[:rows] + bias.float()).to(x.dtype).float()
+
+    def logits(self, x: Tensor, weight: Tensor) -> Tensor:
+        return self.linear(x, weight).float()
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        rows = x.shape[0]
+        wide = self._fill(x).float()
+        scale = torch.rsqrt((wide * wide).mean(-1, keepdim=True).add_(eps))
+        return (wide * scale)[:rows].to(x.dtype) * weight
+
+    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        rows = gate.shape[0]
+        return F.silu(self._lanes_of_rows(gate))[:rows, : gate.shape[1]] * up
+
+    def rope_half(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return self._plain.rope_half(x, cos, sin)
+
+    def rope_pairs(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return self._plain.rope_pairs(x, cos, sin)
+
+    def add(self, a: Tensor, b: Tensor) -> Tensor:
+        return a + b
+
+    def embed(self, table: Tensor, tokens: Tensor, scale: float = 1.0) -> Tensor:
+        return self._plain.embed(table, tokens, scale)
+
+    def start_noise(self, table: Tensor, seeds: Tensor, positions: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+        return self._plain.start_noise(table, seeds, positions, width, dtype)
+
+    def sigmoid(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(self._lanes(x))[: x.shape[0]]
+
+    def _fill(self, x: Tensor) -> Tensor:
+        """x [N, K] contiguous, N a multiple of the tile; the rows added are zero."""
+        short = -x.shape[0] % self.row_tile
+        return F.pad(x, (0, 0, 0, short)) if short else x.contiguous()
+
+    def _lanes(self, x: Tensor) -> Tensor:
+        """x [N] padded with zeros to whole vectors."""
+        short = -x.shape[0] % LANES
+        return F.pad(x, (0, short)) if short else x
+
+    def _lanes_of_rows(self, x: Tensor) -> Tensor:
+        """x [N, K] contiguous, with every row made of whole vectors."""
+        short = -x.shape[1] % LANES
+        return F.pad(x, (0, short)) if short else x.contiguous()

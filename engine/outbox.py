@@ -1,0 +1,120 @@
+"""Messages of the ticks that are complete: a token batch for each gateway, prompt scores, ends, and the report.
+
+Owns their columns and their order: within a gateway, prompt scores before tokens before ends, so that a request's end
+comes after its last token. Emptied by every `take`. It must not know slots' tensors or why a request ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+
+from epicycle.transport.wire.columns import F32, I32, U16, U64, pack
+from epicycle.transport.wire.output import Fin, PromptLogprobs, TokenBatch
+from epicycle.transport.wire.plan import StepReport
+
+Message = TokenBatch | PromptLogprobs | Fin
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """The report for the scheduler, None when nothing changed, and messages by gateway number, in order."""
+
+    report: StepReport | None = None
+    to_gateways: dict[int, list[Message]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the epoch began; the names are StepReport's."""
+
+    ticks: int = 0
+    decode_row_loops: int = 0
+    prompt_row_loops: int = 0
+    loops_saved: int = 0
+    rows_in_ticks: int = 0
+    mixed_depth_ticks: int = 0
+    starved_latency: int = 0
+    starved_pool: int = 0
+    stale_messages: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+
+
+@dataclass(slots=True)
+class TokenColumns:
+    """A TokenBatch being filled: one row a token, since a tick makes at most one for each request."""
+
+    rids: list[int] = field(default_factory=list)
+    first_index: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    exit_depths: list[int] = field(default_factory=list)
+    logprob_k: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top_ids: list[int] = field(default_factory=list)
+    top_logprobs: list[float] = field(default_factory=list)
+
+    def pack(self, epoch: int) -> TokenBatch:
+        return TokenBatch(
+            epoch=epoch,
+            rids=pack(U64, self.rids),
+            first_index=pack(I32, self.first_index),
+            counts=pack(I32, [1] * len(self.rids)),
+            tokens=pack(I32, self.tokens),
+            exit_depths=pack(U16, self.exit_depths),
+            logprob_k=pack(I32, self.logprob_k) if max(self.logprob_k) >= 0 else b"",
+            logprobs=pack(F32, self.logprobs),
+            top_ids=pack(I32, self.top_ids),
+            top_logprobs=pack(F32, self.top_logprobs),
+        )
+
+
+@dataclass(slots=True)
+class Outbox:
+    """What `collect` will hand over. `moved` maps slots to (gen, positions that hold KV)."""
+
+    epoch: int
+    control_epoch: int = 0
+    plan_seq: int = 0
+    is_report_due: bool = False
+    counters: Counters = field(default_factory=Counters)
+    moved: dict[int, tuple[int, int]] = field(default_factory=dict)
+    freed: list[tuple[int, int]] = field(default_factory=list)
+    columns: dict[int, TokenColumns] = field(default_factory=dict)
+    scores: dict[int, list[PromptLogprobs]] = field(default_factory=dict)
+    ends: dict[int, list[Fin]] = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.is_report_due or self.moved or self.freed or self.columns or self.scores or self.ends)
+
+    def clear(self) -> None:
+        """Drop everything not yet taken; the counters stay."""
+        self.moved, self.freed, self.columns, self.scores, self.ends = {}, [], {}, {}, {}
+
+    def tokens_of(self, gateway: int) -> TokenColumns:
+        return self.columns.setdefault(gateway, TokenColumns())
+
+    def take(self) -> StepOutput:
+        """Everything since the last call."""
+        to_gateways: dict[int, list[Message]] = {gateway: list(scores) for gateway, scores in self.scores.items()}
+        for gateway, columns in self.columns.items():
+            to_gateways.setdefault(gateway, []).append(columns.pack(self.epoch))
+        for gateway, ends in self.ends.items():
+            to_gateways.setdefault(gateway, []).extend(ends)
+        report = self._report() if self.is_report_due or self.moved or self.freed else None
+        self.clear()
+        self.is_report_due = False
+        return StepOutput(report, to_gateways)
+
+    def _report(self) -> StepReport:
+        return StepReport(
+            epoch=self.epoch,
+            control_epoch=self.control_epoch,
+            plan_seq=self.plan_seq,
+            slots=pack(I32, self.moved),
+            gens=pack(I32, [gen for gen, _ in self.moved.values()]),
+            tokens=pack(I32, [tokens for _, tokens in self.moved.values()]),
+            freed_slots=pack(I32, [slot for slot, _ in self.freed]),
+            freed_gens=pack(I32, [gen for _, gen in self.freed]),
+            **asdict(self.counters),
+        )

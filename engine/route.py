@@ -1,0 +1,128 @@
+"""Which rows the next tick computes: decode rows that may run, and chunks of prompts on their way through the loops.
+
+Owns the host's account of each resident request (`Resident`) and the prompt queue. A chunk is a run of prompt rows of
+one request that walks depth 0 .. D - 1, one loop a tick; the rows of all chunks in flight never exceed the budget, so a
+running stream never waits longer than one loop of it. Decides from host numbers only; it touches no tensor and must not
+know what a row computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from epicycle.engine.sampling import SamplingParams
+from epicycle.transport.wire.plan import Join
+
+
+@dataclass(slots=True, kw_only=True)
+class Resident:
+    """One request in its slot, as the host knows it."""
+
+    join: Join
+    params: SamplingParams
+    prompt_tokens: int
+    limit_tokens: int
+    pages: list[int]
+    joined_s: float
+    written_tokens: int  # positions that hold KV in every loop
+    is_decoding: bool = False
+    loops_done: int = 0  # of the token being decoded
+    outputs: int = 0
+    is_final: bool = False  # the pool has no more pages for it
+    first_token_s: float = 0.0
+
+    @property
+    def slot(self) -> int:
+        return self.join.slot
+
+    @property
+    def is_starved(self) -> bool:
+        """At the start of a position that the lease doesn't cover."""
+        return self.written_tokens >= self.limit_tokens and self.loops_done == 0
+
+
+@dataclass(slots=True, eq=False)
+class Chunk:
+    """Prompt rows `first` .. `first + count - 1` of one resident, about to run loop `depth`."""
+
+    resident: Resident
+    first: int
+    count: int
+    depth: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.first + self.count
+
+    @property
+    def ends_prompt(self) -> bool:
+        return self.end == self.resident.prompt_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class TickWork:
+    """The rows of one tick: decode rows in this order, then the chunks' rows in theirs."""
+
+    decode: list[Resident]
+    chunks: list[Chunk]
+
+    @property
+    def prompt_rows(self) -> int:
+        return sum(chunk.count for chunk in self.chunks)
+
+    @property
+    def depths(self) -> set[int]:
+        return {row.loops_done for row in self.decode} | {chunk.depth for chunk in self.chunks}
+
+
+class PromptQueue:
+    """Requests whose prompts are being read, oldest first, and their chunks in flight: at most one each.
+
+    `is_serial`: the layout overwrites planes, so a chunk is one row and the next waits for its last loop.
+    """
+
+    def __init__(self, chunk_tokens: int, is_serial: bool) -> None:
+        self.chunk_tokens = chunk_tokens
+        self._is_serial = is_serial
+        self._waiting: dict[int, Resident] = {}  # by slot, in order of arrival
+        self._in_flight: dict[int, Chunk] = {}
+
+    def add(self, resident: Resident) -> None:
+        self._waiting[resident.slot] = resident
+
+    def drop(self, slot: int) -> None:
+        self._waiting.pop(slot, None)
+        self._in_flight.pop(slot, None)
+
+    def can_run(self) -> bool:
+        return bool(self._in_flight) or any(not resident.is_starved for resident in self._waiting.values())
+
+    def take(self) -> list[Chunk]:
+        """The chunks of the next tick. Requests join in order of arrival while the budget has room."""
+        room = self.chunk_tokens - sum(chunk.count for chunk in self._in_flight.values())
+        for slot, resident in self._waiting.items():
+            if room <= 0:
+                break
+            if slot in self._in_flight or resident.is_starved:
+                continue
+            first = resident.written_tokens
+            until = min(resident.prompt_tokens, resident.limit_tokens)
+            count = 1 if self._is_serial else min(room, until - first)
+            self._in_flight[slot] = Chunk(resident, first, count)
+            room -= count
+        return list(self._in_flight.values())
+
+    def advance(self, chunks: Iterable[Chunk], loops: int) -> list[Chunk]:
+        """One loop is done: returns the chunks that have finished their last, whose rows now hold KV."""
+        finished = []
+        for chunk in chunks:
+            chunk.depth += 1
+            if chunk.depth < loops:
+                continue
+            finished.append(chunk)
+            del self._in_flight[chunk.resident.slot]
+            chunk.resident.written_tokens = chunk.end
+            if chunk.ends_prompt:
+                del self._waiting[chunk.resident.slot]
+        return finished
