@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from epicycle.tools.wheel_chat import wait_until_ready
+from epicycle.tools.local_server import local_server
 
 CLIENT_TIMEOUT_S = 300
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
@@ -70,17 +70,9 @@ def echo_server() -> Iterator[Side]:
 
 @contextlib.contextmanager
 def mock_server(scratch: Path, streams: int) -> Iterator[Side]:
-    command = [sys.executable, "-m", "epicycle", "serve", "--executor", "mock", "--port", "0"]
-    command += ["--run-dir", str(scratch / "run"), "--slots", str(streams), "--log-format", "json"]
-    log = (scratch / "serve.log").open("wb")
-    process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-    try:
-        port = wait_until_ready(scratch / "run", process)
-        yield Side("epicycle", port, actor_pids(scratch / "run"))
-    finally:
-        process.terminate()
-        process.wait(60)
-        log.close()
+    arguments = ["--executor", "mock", "--slots", str(streams), "--log-format", "json"]
+    with local_server(scratch, arguments) as server:
+        yield Side("epicycle", server.port, actor_pids(server.run_dir))
 
 
 def actor_pids(run_dir: Path) -> dict[str, int]:

@@ -11,14 +11,11 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
 
-START_TIMEOUT_S = 180.0
-STOP_TIMEOUT_S = 30.0
+from epicycle.tools.local_server import local_server
 
 
 def main(argv: list[str]) -> int:
@@ -43,43 +40,9 @@ def chat_from_wheel(scratch: Path, python: str, torch: str) -> dict[str, Any]:
     pip = [str(venv / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
     run(*pip, torch)
     run(*pip, str(wheel))
-    return serve_and_chat(scratch, venv / "bin" / "epicycle")
-
-
-def serve_and_chat(scratch: Path, epicycle: Path) -> dict[str, Any]:
-    log = (scratch / "serve.log").open("wb")
-    run_dir = scratch / "run"
-    command = [str(epicycle), "serve", "--port", "0", "--run-dir", str(run_dir)]
-    server = subprocess.Popen(command, cwd=scratch, stdout=log, stderr=subprocess.STDOUT)
-    try:
-        base = f"http://127.0.0.1:{wait_until_ready(run_dir, server)}"
-        return post(f"{base}/v1/chat/completions", {"messages": [{"role": "user", "content": "How are you?"}]})
-    except Exception:
-        print((scratch / "serve.log").read_text(errors="replace"), file=sys.stderr)
-        raise
-    finally:
-        server.terminate()
-        server.wait(STOP_TIMEOUT_S)
-
-
-def wait_until_ready(run_dir: Path, server: subprocess.Popen[bytes]) -> int:
-    """The port, once /readyz answers 200. Raises RuntimeError when the server dies or takes too long."""
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline and server.poll() is None:
-        time.sleep(0.2)
-        for instance in run_dir.rglob("instance.json"):
-            port = int(json.loads(instance.read_text())["port"])
-            if is_ready(port):
-                return port
-    raise RuntimeError(f"no ready server: exit code {server.poll()} within {START_TIMEOUT_S:.0f} s")
-
-
-def is_ready(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as reply:
-            return bool(reply.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
+    with local_server(scratch, epicycle=[str(venv / "bin" / "epicycle")]) as server:
+        message = {"role": "user", "content": "How are you?"}
+        return post(f"{server.base_url}/v1/chat/completions", {"messages": [message]})
 
 
 def post(url: str, body: dict[str, object]) -> dict[str, Any]:
