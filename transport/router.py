@@ -16,8 +16,9 @@ from typing import Any
 import zmq
 
 from epicycle.transport.codec import Decoder, encode
+from epicycle.transport.edge_reader import EdgeReader
 from epicycle.transport.errors import LinkClosed, WireError
-from epicycle.transport.link import DRAIN_LIMIT, LinkStats
+from epicycle.transport.link import LinkStats
 from epicycle.transport.wire.base import Wire
 from epicycle.transport.zmq_link import HIGH_WATER_MESSAGES, bind_fresh, open_socket
 
@@ -55,15 +56,12 @@ class Router:
         self._waiting: dict[bytes, deque[bytes]] = {}
         self._slow: set[bytes] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._is_scheduled = False
         self._path = path
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = open_socket(self._context, zmq.ROUTER, high_water)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.address = self._bind()
-        self._fd = int(self._socket.getsockopt(zmq.FD))
-        self._loop.add_reader(self._fd, self._drain)
-        self._drain_soon()
+        self._reader = EdgeReader(self._loop, self._socket, self._receive)
 
     def _bind(self) -> str:
         try:
@@ -111,7 +109,7 @@ class Router:
         if self._timer is not None:
             self._timer.cancel()
         self._waiting.clear()
-        self._loop.remove_reader(self._fd)
+        self._reader.close()
         self._socket.close(0)
         self._path.unlink(missing_ok=True)
         self._context.term()
@@ -124,7 +122,7 @@ class Router:
 
     def _try_send(self, identity: bytes, frame: bytes) -> bool | None:
         """True: taken; None: the pipe is full; False: the peer is gone (on_gone was called)."""
-        self._drain_soon()  # a send on the socket eats the edge of what has arrived
+        self._reader.touched()
         try:
             self._socket.send_multipart([identity, frame], zmq.NOBLOCK)
         except zmq.Again:
@@ -154,36 +152,6 @@ class Router:
                 return
             waiting.popleft()
         self.forget(identity)
-
-    def _drain_soon(self) -> None:
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            self._loop.call_soon(self._scheduled_drain)
-
-    def _scheduled_drain(self) -> None:
-        self._is_scheduled = False
-        self._drain()
-
-    def _drain(self) -> None:
-        is_empty = False
-        try:
-            for _ in range(DRAIN_LIMIT):
-                parts = self._next_parts()
-                if parts is None:
-                    is_empty = True
-                    break
-                self._receive(parts)
-        finally:  # the cap was reached or a callback raised: what is left won't ring again
-            if not is_empty:
-                self._drain_soon()
-
-    def _next_parts(self) -> list[bytes] | None:
-        if self._socket.closed:
-            return None
-        try:
-            return self._socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            return None
 
     def _receive(self, parts: list[bytes]) -> None:
         try:

@@ -60,7 +60,8 @@ def check_private(path: Path) -> None:
     if facts.st_uid != os.getuid():
         raise RunDirError(f"run directory {path} belongs to uid {facts.st_uid}, not to {os.getuid()}")
     if facts.st_mode & 0o077:
-        raise RunDirError(f"run directory {path} has mode {facts.st_mode & 0o777:o}, must be 700: chmod it or choose another --run-dir")
+        mode = f"{facts.st_mode & 0o777:o}"
+        raise RunDirError(f"run directory {path} has mode {mode}, must be 700: chmod it or choose another --run-dir")
 
 
 def write_atomic(path: Path, content: bytes) -> None:

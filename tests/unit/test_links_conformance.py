@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,15 +29,9 @@ SMALL = 8  # high-water mark of the fabrics under test
 Make = Callable[[], Fabric]
 
 
-@pytest.fixture
-def run_dir() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="ep", dir="/tmp") as folder:
-        yield Path(folder)
-
-
 @pytest.fixture(params=["local", "zmq"])
-def fabric(request: pytest.FixtureRequest, run_dir: Path) -> Iterator[Fabric]:
-    made: Fabric = LocalFabric(limit=4 * SMALL) if request.param == "local" else ZmqFabric(run_dir, high_water=SMALL)
+def fabric(request: pytest.FixtureRequest, short_dir: Path) -> Iterator[Fabric]:
+    made: Fabric = LocalFabric(limit=4 * SMALL) if request.param == "local" else ZmqFabric(short_dir, high_water=SMALL)
     yield made
     made.close()
 
@@ -275,8 +268,8 @@ async def test_add_reader_sees_a_burst_larger_than_one_drain(fabric: Fabric) -> 
 # What only the ZeroMQ fabric has: files, other processes' bytes.
 
 
-def test_a_path_over_the_kernel_limit_is_refused_with_its_length(run_dir: Path) -> None:
-    fabric = ZmqFabric(run_dir / ("d" * PATH_LIMIT_BYTES))
+def test_a_path_over_the_kernel_limit_is_refused_with_its_length(short_dir: Path) -> None:
+    fabric = ZmqFabric(short_dir / ("d" * PATH_LIMIT_BYTES))
     with pytest.raises(AddressError, match=f"limit is {PATH_LIMIT_BYTES}"):
         fabric.bind("control", 1, "cancel", ToControl)
     with pytest.raises(AddressError, match=f"limit is {PATH_LIMIT_BYTES}"):
@@ -284,9 +277,9 @@ def test_a_path_over_the_kernel_limit_is_refused_with_its_length(run_dir: Path) 
     fabric.close()
 
 
-def test_the_longest_path_that_fits_can_be_bound(run_dir: Path) -> None:
+def test_the_longest_path_that_fits_can_be_bound(short_dir: Path) -> None:
     name = "control.e1.cancel"
-    folder = run_dir / ("d" * (PATH_LIMIT_BYTES - len(str(run_dir)) - len(name) - 2))
+    folder = short_dir / ("d" * (PATH_LIMIT_BYTES - len(str(short_dir)) - len(name) - 2))
     folder.mkdir()
     assert PATH_LIMIT_BYTES == len(str(folder / name))
     fabric = ZmqFabric(folder)
@@ -294,8 +287,8 @@ def test_the_longest_path_that_fits_can_be_bound(run_dir: Path) -> None:
     fabric.close()
 
 
-def test_a_second_process_cannot_take_over_a_bound_path(run_dir: Path) -> None:
-    first, second = ZmqFabric(run_dir), ZmqFabric(run_dir)
+def test_a_second_process_cannot_take_over_a_bound_path(short_dir: Path) -> None:
+    first, second = ZmqFabric(short_dir), ZmqFabric(short_dir)
     first.bind("control", 1, "cancel", ToControl)
     with pytest.raises(AddressError, match="bound before"):
         second.bind("control", 1, "cancel", ToControl)
@@ -303,17 +296,17 @@ def test_a_second_process_cannot_take_over_a_bound_path(run_dir: Path) -> None:
     second.close()
 
 
-def test_closing_removes_the_socket_file(run_dir: Path) -> None:
-    fabric = ZmqFabric(run_dir)
+def test_closing_removes_the_socket_file(short_dir: Path) -> None:
+    fabric = ZmqFabric(short_dir)
     fabric.bind("control", 1, "cancel", ToControl)
-    assert ["control.e1.cancel"] == [path.name for path in run_dir.iterdir()]
+    assert ["control.e1.cancel"] == [path.name for path in short_dir.iterdir()]
     fabric.close()
-    assert [] == list(run_dir.iterdir())
+    assert [] == list(short_dir.iterdir())
 
 
 @pytest.mark.parametrize("parts", [[b"\x93garbage"], [b""], [b"\x92\x02\x01", b"second"]])
-def test_malformed_frames_are_dropped_and_counted(run_dir: Path, parts: list[bytes]) -> None:
-    fabric = ZmqFabric(run_dir)
+def test_malformed_frames_are_dropped_and_counted(short_dir: Path, parts: list[bytes]) -> None:
+    fabric = ZmqFabric(short_dir)
     receiver, sender = pair(fabric)
     with zmq.Context() as context, context.socket(zmq.PUSH) as stranger:
         stranger.setsockopt(zmq.LINGER, 0)
@@ -325,8 +318,8 @@ def test_malformed_frames_are_dropped_and_counted(run_dir: Path, parts: list[byt
     fabric.close()
 
 
-def test_a_link_with_unsent_messages_closes_at_once(run_dir: Path) -> None:
-    fabric = ZmqFabric(run_dir, high_water=SMALL)
+def test_a_link_with_unsent_messages_closes_at_once(short_dir: Path) -> None:
+    fabric = ZmqFabric(short_dir, high_water=SMALL)
     _, sender = pair(fabric)
     put(sender, Cancel(0))
     for rid in range(3 * SMALL):

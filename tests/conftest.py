@@ -1,0 +1,16 @@
+"""Fixtures that every suite may use."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def short_dir() -> Iterator[Path]:
+    """A private folder whose path leaves room for socket names (pytest's tmp_path is too long for ipc)."""
+    with tempfile.TemporaryDirectory(prefix="ep", dir="/tmp") as folder:
+        yield Path(folder)
