@@ -10,12 +10,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from epicycle.actors.mock_model import mock_depth, mock_key, mock_logprob, mock_token
-from epicycle.actors.ports import StepOutput
+from epicycle.actors.mock_model import mock_capabilities, mock_depth, mock_key, mock_logprob, mock_token
+from epicycle.transport.config import Config
 from epicycle.transport.wire.columns import F32, I32, U16, U64, pack, unpack, unpack_list
 from epicycle.transport.wire.control import Capabilities
 from epicycle.transport.wire.output import Fin, PromptLogprobs, TokenBatch
 from epicycle.transport.wire.plan import Evict, Grow, Join, Plan, StepReport
+from epicycle.transport.wire.request import LoopBounds, Sampling
 
 POOL_WARNING = "the KV pool ran dry: output ends early; serve with more KV memory or fewer slots"
 
@@ -65,6 +66,14 @@ class _Batch:
             top_ids=pack(I32, self.top_ids),
             top_logprobs=pack(F32, self.top_logprobs),
         )
+
+
+@dataclass
+class MockOutput:
+    """Meets StepOutput."""
+
+    report: StepReport | None
+    to_gateways: dict[int, list[TokenBatch | PromptLogprobs | Fin]]
 
 
 @dataclass
@@ -154,7 +163,7 @@ class MockPump:
             else:
                 self._decode(row)
 
-    def collect(self) -> StepOutput:
+    def collect(self) -> MockOutput:
         to_gateways = self._before
         for gateway, batch in self._batches.items():
             to_gateways.setdefault(gateway, []).append(batch.pack(self._epoch))
@@ -163,7 +172,7 @@ class MockPump:
         report = self._report() if self._has_report or self._moved or self._freed else None
         self._before, self._batches, self._fins = {}, {}, {}
         self._moved, self._freed, self._has_report = {}, [], False
-        return StepOutput(report=report, to_gateways=to_gateways)
+        return MockOutput(report=report, to_gateways=to_gateways)
 
     def _report(self) -> StepReport:
         moved = [slot for slot in self._moved if slot in self._rows]
@@ -326,3 +335,41 @@ class MockPump:
         self._fins.setdefault(row.join.gateway, []).append(fin)
         self._freed.append((row.join.slot, row.join.gen))
         del self._rows[row.join.slot]
+
+
+class MockEngine:
+    """Meets what the executor asks of an engine; `config.executor` says how fast its ticks are."""
+
+    def __init__(self, config: Config) -> None:
+        self._facts = mock_capabilities(config)
+        self._tick_s = config.executor.mock_tick_ms / 1e3
+
+    def capabilities(self) -> Capabilities:
+        return self._facts
+
+    def canary(self) -> None:
+        """One request of one token, on a pump of its own."""
+        pump = MockPump(self._facts, epoch=0)
+        pump.apply(Plan(epoch=0, seq=1, joins=[_canary_join()]))
+        fins: list[Fin] = []
+        while pump.has_work():
+            pump.tick()
+            fins += [message for message in pump.collect().to_gateways.get(0, []) if isinstance(message, Fin)]
+        assert [(fin.reason, fin.tokens) for fin in fins] == [("length", 1)], fins
+
+    def new_pump(self, epoch: int) -> MockPump:
+        return MockPump(self._facts, epoch, self._tick_s)
+
+
+def _canary_join() -> Join:
+    return Join(
+        rid=1,
+        gateway=0,
+        slot=0,
+        gen=1,
+        prompt=pack(I32, [1]),
+        pages=pack(I32, [0]),
+        limit_tokens=1,
+        sampling=Sampling(max_tokens=1, temperature=0.0),
+        loops=LoopBounds(),
+    )

@@ -6,7 +6,7 @@ corner of a single process.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -89,16 +89,28 @@ class SyncActor(Hosted, Protocol):
     def run(self) -> None: ...
 
 
-@dataclass
-class StepOutput:
+class StepOutput(Protocol):
     """What a pump has completed: the report for the scheduler, and messages by gateway number, in order."""
 
-    report: StepReport | None = None
-    to_gateways: dict[int, list[TokenBatch | PromptLogprobs | Fin]] = field(default_factory=dict)
+    @property
+    def report(self) -> StepReport | None: ...
+
+    @property
+    def to_gateways(self) -> Mapping[int, Sequence[TokenBatch | PromptLogprobs | Fin]]: ...
+
+
+class TickCounters(Protocol):
+    """What the executor reads of a pump's counters; a hung device shows in ticks that no longer grow."""
+
+    @property
+    def ticks(self) -> int: ...
 
 
 class TickPump(Protocol):
     """The device side of an executor. Called from one thread; never waits, never touches a socket."""
+
+    @property
+    def counters(self) -> TickCounters: ...
 
     def apply(self, plan: Plan) -> None:
         """Evicts, grows, joins. A plan of another epoch is dropped and counted, so is a join for a busy slot."""

@@ -6,10 +6,11 @@ It records what the actor said to the supervisor, and lets a test play the super
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from epicycle.actors.ports import Hosted
 from epicycle.transport.config import Config
+from epicycle.transport.doorbell import Pollable, wait_readable
 from epicycle.transport.wire.control import Capabilities, Drain, Endpoint, HealthReply, PeerDown, PeerUp
 from tests.fakes.fabric import FakeFabric
 
@@ -31,6 +32,7 @@ class FakeHost:
         self.is_drained = False
         self.fatals: list[tuple[str, str]] = []
         self.health_reply = HealthReply(ref=0, status="healthy", instance_state="running", problems=[], actors=[])
+        self.waits = 0
         self._events: list[Callable[[], None]] = []
 
     def ready(self, endpoints: list[Endpoint], capabilities: Capabilities | None = None) -> None:
@@ -51,6 +53,11 @@ class FakeHost:
         for event in events:
             event()
         return len(events)
+
+    def wait(self, receivers: Sequence[Pollable], timeout_s: float) -> bool:
+        """Tests never wait: what isn't there now will not come by waiting. The call is counted."""
+        self.waits += 1
+        return bool(self._events) or wait_readable(receivers, 0.0)
 
     def as_peer(self) -> PeerUp:
         """What the supervisor would tell others about this actor, once it is ready."""

@@ -1,0 +1,219 @@
+"""Admission: takes requests in, keeps them in a bounded queue, and lets them go on when there is room.
+
+Owns the waiting queue, deadlines, and the answer to everyone who will never run. It must not know pages by number,
+slots or plans: the scheduler says what is free (Room) and who has left (Left).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+
+from epicycle.actors import refusals
+from epicycle.actors.admission_policy import PassLimits, admission_pass, order_key
+from epicycle.actors.control_messages import (
+    Admit,
+    ExecutorDown,
+    ExecutorUp,
+    GatewayLost,
+    Left,
+    Room,
+    StartDrain,
+    ToAdmission,
+    ToScheduler,
+    Withdraw,
+)
+from epicycle.actors.inbox import Inbox
+from epicycle.actors.waiting import Entry, WaitingQueue
+from epicycle.kvstore.reserve import ReserveRule
+from epicycle.transport.config import Config
+from epicycle.transport.wire.control import Capabilities
+from epicycle.transport.wire.request import Cancel, Rejected, Submit, Verdict
+
+EARLY_CANCELS = 4096
+DEPARTURES = 32
+RETRY_AFTER_MAX_S = 60
+
+Answer = Callable[[int, Verdict], None]  # gateway number, verdict
+MakeRule = Callable[[Capabilities], ReserveRule]
+
+
+class Admission:
+    """One inbox (`inbox`), turned by `turn`. `answer` sends a verdict to a gateway."""
+
+    def __init__(
+        self,
+        config: Config,
+        clock: Callable[[], float],
+        to_scheduler: Callable[[ToScheduler], None],
+        answer: Answer,
+        make_rule: MakeRule,
+    ) -> None:
+        self.inbox: Inbox[ToAdmission] = Inbox("admission")
+        self.progress = 0
+        self.rejections: Counter[str] = Counter()
+        self.stale_messages = 0
+        self._config = config
+        self._clock = clock
+        self._to_scheduler = to_scheduler
+        self._answer = answer
+        self._make_rule = make_rule
+        self._limits = PassLimits(config.scheduler.scan_limit, config.scheduler.max_bypasses)
+        self._facts: Capabilities | None = None
+        self._rule: ReserveRule | None = None
+        self._room = Room(0, 0)
+        self._waiting = WaitingQueue()
+        self._running: set[int] = set()
+        self._deadlines: list[tuple[float, int]] = []
+        # A Cancel has a socket of its own and may overtake its Submit; it is remembered until that comes.
+        self._early_cancels: OrderedDict[int, str] = OrderedDict()
+        self._departures: deque[float] = deque(maxlen=DEPARTURES)
+        self._is_draining = False
+        self._is_dirty = False
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def turn(self) -> None:
+        """Handle what has come, enforce deadlines, and admit whom there is room for."""
+        for message in self.inbox.take():
+            self._handle(message)
+        self._expire()
+        if self._is_dirty:
+            self._is_dirty = False
+            self._admit()
+
+    def _handle(self, message: ToAdmission) -> None:
+        match message:
+            case Submit():
+                self._submit(message)
+            case Cancel(rid=rid, cause=cause):
+                self._cancel(rid, cause)
+            case Left(rid=rid):
+                self._running.discard(rid)
+                self._departures.append(self._clock())
+            case Room():
+                self._is_dirty |= message != self._room
+                self._room = message
+            case ExecutorUp(facts=facts):
+                self._facts, self._rule = facts, self._make_rule(facts)
+            case ExecutorDown(reason=reason):
+                self._facts, self._rule, self._room = None, None, Room(0, 0)
+                self._refuse_waiting(lambda rid: refusals.engine_lost(rid, reason))
+            case GatewayLost(number=number):
+                for entry in self._waiting.entries():
+                    if entry.submit.gateway == number:
+                        self._waiting.remove(entry.submit.rid)
+                self._is_dirty = True
+            case StartDrain():
+                self._is_draining = True
+                self._refuse_waiting(refusals.draining)
+            case _:
+                raise AssertionError(f"no handler for {type(message).__name__}")
+
+    def _submit(self, submit: Submit) -> None:
+        self.progress += 1
+        if submit.rid in self._waiting or submit.rid in self._running:
+            self.stale_messages += 1
+            return
+        cause = self._early_cancels.pop(submit.rid, None)
+        refusal = refusals.cancelled(submit.rid, cause) if cause is not None else self._refusal(submit)
+        if refusal is not None:
+            self._reject(submit.gateway, refusal)
+            return
+        assert self._rule is not None
+        now_s = self._clock()
+        pages = self._rule.first_pages(len(submit.prompt) // 4, max(1, submit.sampling.max_tokens))
+        key = order_key(submit.priority, now_s, self._config.scheduler.ageing_s)
+        self._waiting.add(submit, now_s, pages, key)
+        deadline_ms = self._deadline_ms(submit)
+        if deadline_ms > 0:
+            heapq.heappush(self._deadlines, (now_s + deadline_ms / 1e3, submit.rid))
+        self._is_dirty = True
+
+    def _refusal(self, submit: Submit) -> Rejected | None:
+        """Why this request can't even wait; None when it can."""
+        if self._is_draining:
+            return refusals.draining(submit.rid)
+        if self._facts is None:
+            return refusals.not_ready(submit.rid)
+        refusal = refusals.never_fits(submit.rid, len(submit.prompt) // 4, submit.sampling.max_tokens, self._facts)
+        if refusal is not None:
+            return refusal
+        most = self._config.scheduler.max_waiting
+        if len(self._waiting) >= most:
+            return refusals.overloaded(submit.rid, len(self._waiting), most, self._retry_after_s())
+        return None
+
+    def _deadline_ms(self, submit: Submit) -> float:
+        return submit.deadline_ms or self._config.server.request_deadline_s * 1e3
+
+    def _retry_after_s(self) -> int:
+        """Time to serve those that wait, at the rate at which requests have left lately."""
+        if len(self._departures) < 2:
+            return 1
+        rate = len(self._departures) / max(1e-3, self._clock() - self._departures[0])
+        return min(RETRY_AFTER_MAX_S, max(1, math.ceil(len(self._waiting) / rate)))
+
+    def _cancel(self, rid: int, cause: str) -> None:
+        entry = self._waiting.remove(rid)
+        if entry is not None:
+            self._reject(entry.submit.gateway, refusals.cancelled(rid, cause))
+            self._is_dirty = True
+        elif rid in self._running:
+            self._to_scheduler(Withdraw(rid, "shutdown" if cause == "shutdown" else "cancelled"))
+        else:
+            self._early_cancels[rid] = cause
+            if len(self._early_cancels) > EARLY_CANCELS:
+                self._early_cancels.popitem(last=False)
+
+    def _expire(self) -> None:
+        now_s = self._clock()
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            _, rid = heapq.heappop(self._deadlines)
+            entry = self._waiting.remove(rid)
+            if entry is not None:
+                waited_ms = (now_s - entry.arrived_s) * 1e3
+                self._reject(entry.submit.gateway, refusals.timeout(rid, waited_ms, self._deadline_ms(entry.submit)))
+                self._is_dirty = True
+            elif rid in self._running:
+                self._to_scheduler(
+                    Withdraw(rid, "deadline", "the request's deadline has passed (server.request_deadline_s)")
+                )
+
+    def _admit(self) -> None:
+        """One pass of the policy; what it picks goes to the scheduler."""
+        if not self._waiting or self._room.slots == 0:
+            return
+        head = self._waiting.head(self._limits.scan_limit)
+        result = admission_pass(
+            [entry.pages for entry in head],
+            [entry.bypasses for entry in head],
+            self._room.slots,
+            self._room.pages,
+            self._limits,
+        )
+        for position, passed in result.bypassed:
+            head[position].bypasses += passed
+        for position in result.admitted:
+            self._let_in(head[position])
+
+    def _let_in(self, entry: Entry) -> None:
+        rid = entry.submit.rid
+        self._waiting.remove(rid)
+        self._running.add(rid)
+        self._room = Room(self._room.slots - 1, self._room.pages - entry.pages)
+        self._to_scheduler(Admit(entry.submit, (self._clock() - entry.arrived_s) * 1e3, entry.pages))
+        self.progress += 1
+
+    def _refuse_waiting(self, refuse: Callable[[int], Rejected]) -> None:
+        for entry in self._waiting.entries():
+            self._waiting.remove(entry.submit.rid)
+            self._reject(entry.submit.gateway, refuse(entry.submit.rid))
+
+    def _reject(self, gateway: int, refusal: Rejected) -> None:
+        self.rejections[refusal.code] += 1
+        self._answer(gateway, refusal)

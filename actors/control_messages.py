@@ -1,0 +1,92 @@
+"""What the actors of the control process say to each other. They share a process, so these never meet a wire.
+
+Admission tells the scheduler whom to admit and whom to take away; the scheduler tells admission what is free and who
+has left, and the kv actor when the pool should be empty.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from epicycle.transport.wire.control import Capabilities
+from epicycle.transport.wire.kv import Snapshot
+from epicycle.transport.wire.plan import StepReport
+from epicycle.transport.wire.request import Cancel, Submit
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorUp:
+    """An executor is there: empty slots, an empty pool, and these facts."""
+
+    epoch: int
+    facts: Capabilities
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorDown:
+    """It is gone with everything it held."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayLost:
+    """Nobody listens to this gateway's requests any more; no verdicts, no tokens."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """Give `submit` a slot and `pages` pages now; admission has seen that both are free."""
+
+    submit: Submit
+    queue_ms: float
+    pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Take an admitted request away. `reason` as in Fin: cancelled, deadline, shutdown."""
+
+    rid: int
+    reason: str
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WithdrawAll:
+    """Take every admitted request away."""
+
+    reason: str
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What admission may give away: slots, and pages net of what running rows are owed."""
+
+    slots: int
+    pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """`rid` holds nothing any more."""
+
+    rid: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolIdle:
+    """No request holds a slot: every page should be free, or cached."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartDrain:
+    """Admit nobody from now on."""
+
+
+ToAdmission = Submit | Cancel | ExecutorUp | ExecutorDown | GatewayLost | Room | Left | StartDrain
+ToScheduler = StepReport | Admit | Withdraw | WithdrawAll | ExecutorUp | ExecutorDown | GatewayLost
+ToKv = Snapshot | PoolIdle

@@ -1,0 +1,202 @@
+"""The executor: turns plans into ticks and ticks into messages, on one thread that never waits for another process.
+
+Owns the pump, the plan receiver, and what is on its way to gateways and control. It must not know tensors (the engine
+is imported only when it is the configured kind) nor why the scheduler plans what it plans.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol, cast
+
+import msgspec
+import structlog
+
+from epicycle.actors import child
+from epicycle.actors.mock_pump import MockEngine
+from epicycle.actors.peer_names import gateway_number
+from epicycle.actors.ports import BeatFacts, Host, StepOutput, TickPump
+from epicycle.actors.step_reports import merge_reports
+from epicycle.actors.token_outbox import TokenOutboxes
+from epicycle.transport.config import Config
+from epicycle.transport.doorbell import Pollable
+from epicycle.transport.link import DRAIN_LIMIT, Receiver
+from epicycle.transport.outbox import Outbox
+from epicycle.transport.wire.control import Capabilities, Drain, Endpoint, MailboxStat, PeerDown, PeerUp
+from epicycle.transport.wire.plan import Plan, Reset, ToExecutor
+
+IDLE_S = 0.25  # the longest wait; the host sees from it that the loop turns
+RETRY_S = 0.002  # while a link has refused something
+
+_log = structlog.get_logger()
+
+
+class ExecutorHost(Host, Protocol):
+    """A host whose actor has a thread of its own and asks for its events."""
+
+    def pump_events(self) -> object:
+        """Run what the supervisor has said, on this thread."""
+
+    def wait(self, receivers: Sequence[Pollable], timeout_s: float) -> bool:
+        """Block until a receiver or the supervisor may have something, or the time is over."""
+
+
+class LoadedEngine(Protocol):
+    """What makes pumps: the engine on torch, or the mock."""
+
+    def capabilities(self) -> Capabilities: ...
+
+    def canary(self) -> None:
+        """Decode a token end to end; raises when that fails."""
+
+    def new_pump(self, epoch: int) -> TickPump: ...
+
+
+def _load_engine(config: Config) -> LoadedEngine:
+    from epicycle.engine.engine import Engine
+    from epicycle.engine.options import EngineOptions
+
+    options = EngineOptions(**msgspec.structs.asdict(config.engine))
+    return Engine.load(options, lambda stage: _log.info("loading", stage=stage))
+
+
+KINDS: dict[str, Callable[[Config], LoadedEngine]] = {"engine": _load_engine, "mock": MockEngine}
+
+
+class Executor:
+    """Meets SyncActor. `start` and `turn` are `run` in pieces, which is how tests drive it."""
+
+    def __init__(self, host: ExecutorHost, clock: Callable[[], float] = time.monotonic) -> None:
+        self._host = host
+        self._clock = clock
+        self._tokens = TokenOutboxes()
+        self._reports = Outbox("reports", 1, merge_reports)
+        self._pump: TickPump | None = None
+        self._reports_made = 0
+        self._resident = 0  # joined and not ended, as far as messages tell
+        self._has_work = False
+        self._stale_resets = 0
+        self._drain_by_s: float | None = None
+        self._is_stopped = False
+
+    def run(self) -> None:
+        """Load, say Ready, tick until on_stop. What a tick raises ends the process: the host reports it."""
+        self.start()
+        while not self._is_stopped:
+            self.turn()
+        self._tokens.close()
+        self._reports.disconnect()
+        self._plans.close()
+
+    def start(self) -> None:
+        """Bind first, so that nobody finds a dead address; then load, and decode one token before saying Ready."""
+        host = self._host
+        self._plans = cast("Receiver[ToExecutor]", host.fabric.bind(host.name, host.epoch, "plan", ToExecutor))
+        engine = KINDS[host.config.executor.kind](host.config)
+        engine.canary()
+        self._pump = engine.new_pump(host.epoch)
+        capabilities = engine.capabilities()
+        if host.config.server.served_model_name:
+            capabilities = msgspec.structs.replace(capabilities, model_id=host.config.server.served_model_name)
+        _log.info("pool", plan=capabilities.plan_line)
+        host.ready([Endpoint(self._plans.link, self._plans.address)], capabilities)
+
+    def turn(self) -> None:
+        """One round: the supervisor's words, plans, a tick, its results; waits only when there was nothing to do."""
+        self._host.pump_events()
+        if self._is_stopped:
+            return
+        if not self.step():
+            self._host.wait([self._plans], RETRY_S if self._has_unsent() else IDLE_S)
+
+    def step(self) -> bool:
+        """Whether anything was done. Never waits."""
+        assert self._pump is not None, "start() comes first"
+        messages = self._plans.drain()
+        for message in messages:
+            self._obey(self._pump, message)
+        self._has_work = self._pump.has_work()
+        if self._has_work:
+            self._pump.tick()
+            self._dispatch(self._pump.collect())
+        if self._has_unsent():
+            self._tokens.flush()
+            self._reports.flush()
+        self._check_drain()
+        return self._has_work or len(messages) == DRAIN_LIMIT
+
+    def _obey(self, pump: TickPump, message: ToExecutor) -> None:
+        match message:
+            case Plan():
+                pump.apply(message)
+                self._resident += len(message.joins)
+            case Reset(epoch=epoch, control_epoch=control_epoch):
+                if epoch != self._host.epoch:
+                    self._stale_resets += 1
+                    return
+                pump.reset(control_epoch)
+                self._resident = 0
+            case _:
+                raise AssertionError(f"no handler for {type(message).__name__}")
+
+    def _dispatch(self, output: StepOutput) -> None:
+        if output.report is not None:
+            self._reports_made += 1
+            self._reports.push(output.report)
+            self._resident = max(0, self._resident - len(output.report.freed_slots) // 4)
+        for gateway, messages in output.to_gateways.items():
+            self._tokens.push(gateway, messages)
+
+    def _has_unsent(self) -> bool:
+        return len(self._tokens) > 0 or len(self._reports) > 0
+
+    def on_peer_up(self, message: PeerUp) -> None:
+        number = gateway_number(message.name)
+        links = {end.link: end.address for end in message.endpoints}
+        if number is not None:
+            self._tokens.connect(number, self._host.fabric.connect(links["tokens"]))
+        elif "reports" in links:
+            self._reports.connect(self._host.fabric.connect(links["reports"]))
+
+    def on_peer_down(self, message: PeerDown) -> None:
+        """A dead gateway's tokens are dropped; reports for a dead control too, the next one starts with a Reset."""
+        number = gateway_number(message.name)
+        if number is not None:
+            self._tokens.drop(number)
+        elif message.name == "control":
+            self._reports.disconnect()
+
+    def on_drain(self, message: Drain) -> None:
+        self._drain_by_s = self._clock() + message.deadline_ms / 1e3
+
+    def _check_drain(self) -> None:
+        """Control empties the slots; here it only remains to say when nothing is left, or the time is over."""
+        if self._drain_by_s is None:
+            return
+        if (not self._has_work and not self._has_unsent()) or self._clock() >= self._drain_by_s:
+            self._drain_by_s = None
+            self._host.drained()
+
+    def on_stop(self) -> None:
+        self._is_stopped = True
+
+    def beat_facts(self) -> BeatFacts:
+        return BeatFacts(
+            progress=self._reports_made + (self._pump.counters.ticks if self._pump is not None else 0),
+            pending=max(1, self._resident) if self._has_work else 0,
+            mailboxes=[MailboxStat("tokens", len(self._tokens)), MailboxStat("reports", len(self._reports))],
+            counters={
+                'send_again_total{link="tokens"}': self._tokens.refused_sends,
+                "merged_token_rows_total": self._tokens.merged_rows,
+                "stale_resets_total": self._stale_resets,
+            },
+        )
+
+
+def make_actor(host: ExecutorHost) -> Executor:
+    return Executor(host)
+
+
+if __name__ == "__main__":
+    child.run_sync(make_actor)

@@ -1,0 +1,11 @@
+"""Names of children and the numbers in them."""
+
+from __future__ import annotations
+
+GATEWAY_PREFIX = "gw"
+
+
+def gateway_number(name: str) -> int | None:
+    """The number in a gateway's name (`gw3` is 3); None for other children."""
+    digits = name.removeprefix(GATEWAY_PREFIX)
+    return int(digits) if name.startswith(GATEWAY_PREFIX) and digits.isdecimal() else None

@@ -1,0 +1,97 @@
+"""The one pending Plan: what the executor has not been told yet, merged until the link takes it.
+
+Owns the sequence number and the Reset that comes before everything else. It must not know pages or requests beyond
+what a Plan holds.
+"""
+
+from __future__ import annotations
+
+from epicycle.transport.errors import LinkFull
+from epicycle.transport.link import Sender
+from epicycle.transport.wire.plan import Evict, Grow, Join, Plan, Reset
+
+JOIN_BYTES = 16 << 20  # prompts and tables of one Plan; a frame holds 64 MiB
+
+
+class PlanOutbox:
+    """For one executor epoch. `flush` never waits; what was refused stays and merges with what comes."""
+
+    def __init__(self, sender: Sender, epoch: int, control_epoch: int) -> None:
+        self.sender = sender
+        self.plans = 0
+        self.merges = 0  # changes that met a plan the link had refused
+        self._epoch = epoch
+        self._reset: Reset | None = Reset(epoch=epoch, control_epoch=control_epoch)
+        self._joins: dict[int, Join] = {}
+        self._grows: dict[int, Grow] = {}
+        self._evicts: dict[int, Evict] = {}
+        self._is_refused = False
+
+    @property
+    def has_pending(self) -> bool:
+        return bool(self._reset or self._joins or self._grows or self._evicts)
+
+    def join(self, join: Join) -> None:
+        self._count()
+        self._joins[join.slot] = join
+
+    def grow(self, grow: Grow) -> None:
+        self._count()
+        earlier = self._grows.get(grow.slot)
+        if earlier is not None and earlier.gen == grow.gen:
+            grow = Grow(grow.slot, grow.gen, earlier.pages + grow.pages, grow.limit_tokens, grow.is_final)
+        self._grows[grow.slot] = grow
+
+    def evict(self, evict: Evict) -> None:
+        self._count()
+        self._grows.pop(evict.slot, None)
+        self._evicts[evict.slot] = evict
+
+    def withdraw(self, slot: int) -> Join | None:
+        """Take back a join that was not sent; None when it was."""
+        return self._joins.pop(slot, None)
+
+    def forget(self, slot: int) -> None:
+        """The row in `slot` is gone: what is pending about it is pointless."""
+        self._grows.pop(slot, None)
+        self._evicts.pop(slot, None)
+
+    def flush(self) -> list[Join]:
+        """Send what is pending; the joins that are now on their way."""
+        sent: list[Join] = []
+        try:
+            if self._reset is not None:
+                self.sender.send(self._reset)
+                self._reset = None
+            while self._joins or self._grows or self._evicts:
+                sent += self._send_plan()
+        except LinkFull:
+            self._is_refused = True
+        else:
+            self._is_refused = False
+        return sent
+
+    def _send_plan(self) -> list[Join]:
+        joins = self._first_joins()
+        plan = Plan(self._epoch, self.plans + 1, joins, list(self._grows.values()), list(self._evicts.values()))
+        self.sender.send(plan)
+        self.plans += 1
+        self._grows.clear()
+        self._evicts.clear()
+        for join in joins:
+            del self._joins[join.slot]
+        return joins
+
+    def _first_joins(self) -> list[Join]:
+        """As many pending joins as one frame should carry, at least one."""
+        joins: list[Join] = []
+        left = JOIN_BYTES
+        for join in self._joins.values():
+            left -= len(join.prompt) + len(join.pages) + len(join.loops.exit_trace)
+            if joins and left < 0:
+                break
+            joins.append(join)
+        return joins
+
+    def _count(self) -> None:
+        self.merges += self._is_refused

@@ -1,0 +1,79 @@
+"""Who is in which slot: columns indexed by slot number, and the way from a rid to its slot.
+
+Owns slots and generations. A slot's gen grows when it is given out, so that messages about its last tenant are told
+apart. It must not know pages, plans or clocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+FREE = -1
+
+
+class SlotTable:
+    """Plain columns: a report touches a few list cells a row, and nothing is made. Callers may read every column."""
+
+    def __init__(self, slots: int) -> None:
+        self.rids = [FREE] * slots
+        self.gens = [0] * slots
+        self.gateways = [0] * slots
+        self.arrivals = [0] * slots  # grows with every row taken: the youngest has the largest
+        self.prompt_tokens = [0] * slots
+        self.max_tokens = [0] * slots
+        self.tokens = [0] * slots  # positions that hold KV, as last reported
+        self.prefilling = 0  # rows whose prompt isn't written yet
+        self._free = list(range(slots - 1, -1, -1))
+        self._slot_of: dict[int, int] = {}
+        self._arrivals = 0
+
+    def __len__(self) -> int:
+        return len(self._slot_of)
+
+    def __iter__(self) -> Iterator[int]:
+        """The slots in use, oldest row first."""
+        return iter(tuple(self._slot_of.values()))
+
+    @property
+    def free_slots(self) -> int:
+        return len(self._free)
+
+    def slot_of(self, rid: int) -> int | None:
+        return self._slot_of.get(rid)
+
+    def is_current(self, slot: int, gen: int) -> bool:
+        """True when (slot, gen) names a row that is here."""
+        return 0 <= slot < len(self.rids) and self.gens[slot] == gen and self.rids[slot] != FREE
+
+    def take(self, rid: int, gateway: int, prompt_tokens: int, max_tokens: int) -> int:
+        """Give a free slot to `rid`; its gen grows."""
+        assert rid not in self._slot_of, rid
+        slot = self._free.pop()
+        self._arrivals += 1
+        self._slot_of[rid] = slot
+        self.rids[slot] = rid
+        self.gens[slot] += 1
+        self.gateways[slot] = gateway
+        self.arrivals[slot] = self._arrivals
+        self.prompt_tokens[slot] = prompt_tokens
+        self.max_tokens[slot] = max_tokens
+        self.tokens[slot] = 0
+        self.prefilling += 1
+        return slot
+
+    def advance(self, slot: int, tokens: int) -> None:
+        """The row in `slot` holds `tokens` positions."""
+        if self.tokens[slot] < self.prompt_tokens[slot] <= tokens:
+            self.prefilling -= 1
+        self.tokens[slot] = tokens
+
+    def release(self, slot: int) -> int:
+        """Free the slot; the rid that had it."""
+        rid = self.rids[slot]
+        assert rid != FREE, slot
+        if self.tokens[slot] < self.prompt_tokens[slot]:
+            self.prefilling -= 1
+        self.rids[slot] = FREE
+        del self._slot_of[rid]
+        self._free.append(slot)
+        return rid
