@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import msgspec
@@ -39,8 +40,16 @@ MODULES = {
 _log = structlog.get_logger()
 
 
-def serve(config: Config, on_up: Callable[[Instance], None]) -> int:
-    """Run a server until it is stopped; the process's exit code. `on_up` is called once, when it can answer.
+@dataclass(frozen=True)
+class Outcome:
+    """How a server ended: the process's exit code, and why it gave up (empty: it was asked to stop)."""
+
+    exit_code: int
+    cause: str
+
+
+def serve(config: Config, on_up: Callable[[Instance], None], modules: dict[str, str] = MODULES) -> Outcome:
+    """Run a server until it is stopped. `on_up` is called once, when it can answer. `modules` has one per kind.
 
     Raises ListenError and RunDirError before any child has started. Main thread only.
     """
@@ -53,7 +62,7 @@ def serve(config: Config, on_up: Callable[[Instance], None]) -> int:
             config = msgspec.structs.replace(config, server=server, run_dir=str(run_dir.path))
             run_dir.write_config(config)
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                return runner.run(_Instance(config, listener, run_dir, on_up).run())
+                return runner.run(_Instance(config, listener, run_dir, on_up, modules).run())
         finally:
             run_dir.close()
 
@@ -80,15 +89,20 @@ class _Instance:
     """The parts of a running server, put together on the loop."""
 
     def __init__(
-        self, config: Config, listener: socket.socket, run_dir: RunDir, on_up: Callable[[Instance], None]
+        self,
+        config: Config,
+        listener: socket.socket,
+        run_dir: RunDir,
+        on_up: Callable[[Instance], None],
+        modules: dict[str, str],
     ) -> None:
         self._config = config
         self._listener = listener
         self._run_dir = run_dir
         self._on_up = on_up
-        self._specs = _specs(config, listener)
+        self._specs = _specs(config, listener, modules)
 
-    async def run(self) -> int:
+    async def run(self) -> Outcome:
         kinds = {spec.name: spec.kind for spec in self._specs}
         supervisor = Supervisor(self._config.supervisor, kinds, self._announce, self._publish)
         self._peers = supervisor.peers
@@ -103,7 +117,7 @@ class _Instance:
         self._publish(supervisor.peers)
         _obey_signals(supervisor)
         try:
-            return await supervisor.run(self._launcher(supervisor))
+            return Outcome(await supervisor.run(self._launcher(supervisor)), supervisor.cause)
         finally:
             router.close()
 
@@ -136,15 +150,15 @@ class _Instance:
         )
 
 
-def _specs(config: Config, listener: socket.socket) -> list[ChildSpec]:
+def _specs(config: Config, listener: socket.socket, modules: dict[str, str]) -> list[ChildSpec]:
     """The children of a server, the slowest to start first."""
     gateways = [
-        ChildSpec(f"gw{number}", "gateway", MODULES["gateway"], listener.fileno())
+        ChildSpec(f"gw{number}", "gateway", modules["gateway"], listener.fileno())
         for number in range(config.server.gateways)
     ]
     return [
-        ChildSpec("ex0", "executor", MODULES["executor"]),
-        ChildSpec("control", "control", MODULES["control"]),
+        ChildSpec("ex0", "executor", modules["executor"]),
+        ChildSpec("control", "control", modules["control"]),
         *gateways,
     ]
 

@@ -100,7 +100,7 @@ class Peers:
         self._send = send
 
     def __iter__(self) -> Iterator[Peer]:
-        return iter(self)
+        return iter(self.by_name.values())
 
     @property
     def are_all_ready(self) -> bool:

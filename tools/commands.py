@@ -1,0 +1,16 @@
+"""The commands of `epicycle`: name -> (module, one line of help). A module is imported only when its command runs."""
+
+from __future__ import annotations
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "serve": ("epicycle.tools.serve", "serve a model over HTTP until stopped"),
+    "health": ("epicycle.tools.health", "ask a running server how each of its actors is"),
+    "bench-hop": ("epicycle.tools.bench_hop", "measure what one message between processes costs"),
+}
+
+
+def usage() -> str:
+    """What `epicycle --help` prints."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()]
+    return "\n".join(["usage: epicycle COMMAND [...]", "", *lines, "", "epicycle COMMAND --help tells more."])
