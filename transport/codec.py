@@ -38,5 +38,5 @@ class Decoder(Generic[M]):
             raise WireError(f"frame of {len(frame)} bytes is over the limit of {MAX_FRAME_BYTES}")
         try:
             return self._decoder.decode(frame)
-        except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # the last: nested without end
             raise WireError(f"undecodable frame of {len(frame)} bytes: {error}") from error

@@ -137,7 +137,7 @@ def _between(path: str, low: float, high: float) -> Rule:
     return (
         path,
         lambda config: low <= value_at(config, path) <= high,
-        lambda config: f"is {value_at(config, path)}, must be between {low:g} and {high:g}",
+        lambda config: f"is {value_at(config, path)}, must be between {low} and {high}",
     )
 
 
@@ -153,6 +153,10 @@ RULES: tuple[Rule, ...] = (
     _between("server.port", 0, 65535),
     _between("server.gateways", 1, 64),
     _between("server.max_body_bytes", 1024, 1 << 30),
+    _between("server.body_timeout_s", 0.001, 86_400),
+    _between("server.header_wait_s", 0, 86_400),
+    _between("server.keepalive_s", 0, 86_400),
+    _between("server.request_deadline_s", 0, 30 * 86_400),
     _between("server.max_choices", 1, 4096),
     _between("server.slow_client_events", 16, 1 << 20),
     _one_of("engine.weights", ("auto", "random")),
@@ -162,13 +166,18 @@ RULES: tuple[Rule, ...] = (
     _between("engine.slots", 1, 4096),
     _between("engine.context_tokens", 0, 1 << 24),
     _between("engine.page_tokens", 1, 1024),
+    _between("engine.kv_memory_bytes", 0, 1 << 50),
     _between("engine.loops", 0, 1024),
     _between("engine.prompt_chunk_tokens", 0, 1 << 16),
     _between("engine.cpu_threads", 1, 1024),
     _between("engine.run_ahead_ticks", 1, 16),
+    _between("engine.noise_seed", 0, (1 << 63) - 1),
+    _between("engine.lookahead_seed", 0, (1 << 63) - 1),
+    _between("engine.random_seed", 0, (1 << 63) - 1),
     _between("scheduler.max_waiting", 1, 1 << 20),
     _between("scheduler.scan_limit", 1, 1 << 16),
     _between("scheduler.max_bypasses", 0, 1 << 16),
+    _between("scheduler.ageing_s", 0, 86_400),
     _one_of("scheduler.reservation", ("lifetime", "incremental")),
     _between("scheduler.low_water_tokens", 1, 1 << 16),
     _between("scheduler.grow_tokens", 1, 1 << 16),
@@ -182,6 +191,7 @@ RULES: tuple[Rule, ...] = (
     _between("supervisor.stop_grace_s", 0, 600),
     _one_of("executor.kind", ("engine", "mock")),
     _between("executor.mock_tick_ms", 0, 60_000),
+    _between("executor.mock_pages", 1, 1 << 24),
     _one_of("log.format", ("auto", "json", "console")),
     _one_of("log.level", ("debug", "info", "warning", "error")),
 )
@@ -205,6 +215,8 @@ def load(toml: Path | None, overrides: dict[str, Any]) -> Config:
         branch = tree
         for name in parents:
             branch = branch.setdefault(name, {})
+            if not isinstance(branch, dict):
+                raise ConfigError(f"config file {toml}: {name} is {branch!r}, must be a table")
         branch[leaf] = value
     try:
         config = msgspec.convert(tree, Config, strict=False)
