@@ -2,8 +2,8 @@
 
 Owns the plans that tell the attention kernels where each row's history lies; a plan is built when a layer first asks
 and then serves every layer of the traversal. Decode rows come first, then prompt rows (a request's rows in one run, in
-position order, all at one depth), then padding rows, which own no KV and get zeros. It reads the page table and must not know
-requests, leases or what becomes of a row.
+position order, all at one depth), then padding rows, which own no KV and get zeros. It reads the page table and must
+not know requests, leases or what becomes of a row.
 """
 
 from __future__ import annotations

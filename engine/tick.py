@@ -1,9 +1,9 @@
 """One tick, eagerly: prelude, one loop of the core, exit test, commit, coda, head, sampling and feedback.
 
 Owns the order of these steps and the states of prompt rows between ticks. Everything a step needs is resident in
-`SlotTable` and `KvPool`; the host says only which rows run (`TickWork`) and learns what came of it (`TickResult`). This is the
-plain twin: it reads the exit flags back before it runs the coda, where a faster tick would decide on the device. It
-must not know leases, streams or messages.
+`SlotTable` and `KvPool`; the host says only which rows run (`TickWork`) and learns what came of it (`TickResult`). This
+is the plain twin: it reads the exit flags back before it runs the coda, where a faster tick would decide on the device.
+It must not know leases, streams or messages.
 """
 
 from __future__ import annotations
@@ -129,7 +129,8 @@ class EagerTick:
         decode = layout.decode_rows
         parts = [self._slots.state[layout.slots[:decode]]]
         fresh_decode = [index for index, row in enumerate(work.decode) if row.loops_done == 0]
-        fresh_prompt, start = [], decode
+        fresh_prompt: list[int] = []
+        start = decode
         for chunk in work.chunks:
             if chunk.depth:
                 parts.append(self._prompt_states[chunk.resident.slot])

@@ -70,7 +70,7 @@ def _gather(flat: Tensor, cells: Tensor) -> Tensor:
 
 def _scores(queries: Tensor, keys: Tensor, work: TileWork, cells: Tensor) -> Tensor:
     parts = []
-    for block, cell in zip(work.block.split(MOST_TILES), cells.split(MOST_TILES), strict=True):
+    for block, cell in zip(torch.split(work.block, MOST_TILES), torch.split(cells, MOST_TILES), strict=True):
         q = queries[block].flatten(0, 1)
         parts.append(torch.bmm(q, _gather(keys, cell).transpose(1, 2)))
     scores = torch.cat(parts) if len(parts) > 1 else parts[0]
@@ -79,7 +79,7 @@ def _scores(queries: Tensor, keys: Tensor, work: TileWork, cells: Tensor) -> Ten
 
 def _mix(weights: Tensor, values: Tensor, work: TileWork, cells: Tensor) -> Tensor:
     parts = []
-    for weight, cell in zip(weights.split(MOST_TILES), cells.split(MOST_TILES), strict=True):
+    for weight, cell in zip(torch.split(weights, MOST_TILES), torch.split(cells, MOST_TILES), strict=True):
         parts.append(torch.bmm(weight.flatten(0, 1), _gather(values, cell)))
     mixed = torch.cat(parts) if len(parts) > 1 else parts[0]
     return _sum_tiles(mixed.view(-1, *weights.shape[1:3], values.shape[1]), work.live)

@@ -38,7 +38,7 @@ class TiledOps:
         x = self._fill(x)
         if not self.is_blocked or x.shape[0] == self.row_tile:
             return F.linear(x, weight, bias)[:rows]
-        blocks = x.split(self.row_tile)
+        blocks = torch.split(x, self.row_tile)
         return torch.cat([F.linear(block, weight, bias) for block in blocks])[:rows]
 
     def gate_logit(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
