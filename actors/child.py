@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 import structlog
@@ -87,6 +87,7 @@ async def _run_async(factory: Callable[..., Actor], args: ChildArgs, config: Con
     uplink, fabric = _wire(args)
     host = AsyncHost(args.name, args.epoch, config, fabric, uplink)
     _obey_only_the_supervisor(host)
+    asyncio.get_running_loop().set_exception_handler(_callback_watch(host, is_strict=args.http_fd < 0))
     try:
         uplink.start(host)
         actor = factory(host) if args.http_fd < 0 else factory(host, socket.socket(fileno=args.http_fd))
@@ -97,6 +98,23 @@ async def _run_async(factory: Callable[..., Actor], args: ChildArgs, config: Con
     host.close()
     uplink.close()
     fabric.close()
+
+
+def _callback_watch(host: AsyncHost, is_strict: bool) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
+    """An exception that escaped a callback leaves state half changed and requests without an end: fatal.
+
+    Lost connections are everyday events and only logged, and so are failed tasks unless `is_strict`: a gateway has one
+    per request, and one request must not end the others.
+    """
+
+    def on_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        loop.default_exception_handler(context)
+        is_our_fault = "handle" in context or (is_strict and "future" in context)
+        if is_our_fault and isinstance(error, Exception) and not isinstance(error, ConnectionError):
+            host.fatal("crashed", f"{type(error).__name__}: {error}")
+
+    return on_exception
 
 
 def _begin(argv: Sequence[str] | None) -> tuple[ChildArgs, Config]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("epicycle.tools.serve", "serve a model over HTTP until stopped"),
     "health": ("epicycle.tools.health", "ask a running server how each of its actors is"),
+    "generate": ("epicycle.tools.generate", "one answer, token by token, with the depth of each token"),
+    "plan": ("epicycle.tools.plan", "what a model's weights and KV cost, and what fits"),
     "bench-hop": ("epicycle.tools.bench_hop", "measure what one message between processes costs"),
 }
 

@@ -2,7 +2,8 @@
 
 `python -m tests.fakes.child --name ... ` as the supervisor starts it. Who it knows shows in its beat's counters
 (`up.NAME` = epoch). EPICYCLE_FAKE, a JSON object from child name to a behaviour, makes it misbehave:
-crash (before Ready), silent (never Ready), stubborn (ignores Drain, Stop and SIGTERM).
+crash (before Ready), silent (never Ready), stubborn (ignores Drain, Stop and SIGTERM),
+clumsy (raises in its answer to Drain).
 SIGUSR1 makes it wedge its loop for ever, SIGUSR2 makes it hold work that never moves.
 """
 
@@ -33,9 +34,10 @@ class FakeActor:
         self.up: dict[str, float] = {}
         if self.behaviour == "crash":
             raise ValueError("engine.slots is 0, must be at least 1")
-        if self.behaviour == "stubborn":
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        signal.signal(signal.SIGUSR2, self._hold_work)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGUSR2, self._hold_work)
+            if self.behaviour == "stubborn":
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     def _hold_work(self, *_: object) -> None:
         self.pending = 1
@@ -51,6 +53,8 @@ class FakeActor:
         assert self.up.pop(f"up.{message.name}") == message.epoch
 
     def on_drain(self, message: Drain) -> None:
+        if self.behaviour == "clumsy":
+            raise KeyError("a bug in a callback")
         if self.behaviour != "stubborn":
             self.host.drained()
 
@@ -71,6 +75,8 @@ class FakeAsyncActor(FakeActor):
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, threading.Event().wait)
         self.announce()
         await self.stopped.wait()
+        if self.http_socket is not None:
+            self.http_socket.close()
 
     def on_stop(self) -> None:
         super().on_stop()
@@ -85,6 +91,10 @@ class FakeSyncActor(FakeActor):
         while not self.is_over:
             self.host.pump_events()
             self.host.wait([])
+
+
+def make_actor(host: AsyncHost | ThreadHost, http_socket: socket.socket | None = None) -> FakeActor:
+    return FakeSyncActor(host) if isinstance(host, ThreadHost) else FakeAsyncActor(host, http_socket)
 
 
 if __name__ == "__main__":

@@ -158,6 +158,22 @@ def test_children_that_ignore_every_word_are_killed() -> None:
         assert not any(map(is_alive, pids))
 
 
+def test_sigterm_while_a_child_still_loads_stops_at_once() -> None:
+    with Server(FAKES, *QUICK, fake={"ex0": "silent"}) as server:
+        server.until(lambda: (server.run_dir / "sup").exists() and len(server.pids()) == 3, "children")
+        server.process.terminate()
+
+        assert 0 == server.wait_exit(4.0)
+
+
+def test_an_exception_in_a_callback_ends_the_child_and_shows_in_the_exit_code() -> None:
+    with Server(FAKES, *QUICK, fake={"gw0": "clumsy"}) as server:
+        server.wait_up().process.terminate()
+
+        assert 1 == server.wait_exit(4.0)
+        assert "KeyError: 'a bug in a callback'" in server.text()
+
+
 def test_a_spent_restart_budget_stops_the_server_with_an_error() -> None:
     with Server(FAKES, *QUICK, "--set", "supervisor.restart_budget=1") as server:
         server.wait_up().kill("control")
@@ -197,6 +213,24 @@ def test_a_run_directory_in_use_is_refused(server: Server) -> None:
         assert 1 == second.wait_exit()
         assert "in use by another server" in second.text()
     assert "healthy" == server.health().status
+
+
+def test_a_single_process_answers_drains_and_leaves() -> None:
+    with Server(FAKES, *QUICK, "--single-process") as server:
+        reply = server.wait_up().health(is_deep=True)
+
+        assert ("healthy", [server.process.pid]) == (reply.status, list({actor.pid for actor in reply.actors}))
+
+        server.process.terminate()
+
+        assert 0 == server.wait_exit(4.0)
+        assert server.text().count('"drained"') == 2
+
+
+def test_an_actor_that_crashes_ends_a_single_process_with_the_cause() -> None:
+    with Server(FAKES, *QUICK, "--single-process", fake={"ex0": "crash"}) as server:
+        assert 1 == server.wait_exit()
+        assert "ex0 failed to start: ValueError: engine.slots is 0, must be at least 1" in server.text()
 
 
 def health_command(server: Server, *flags: str) -> subprocess.CompletedProcess[str]:
