@@ -20,7 +20,7 @@ from typing import Any, Self
 import msgspec
 
 from epicycle.transport.dealer import Dealer
-from epicycle.transport.errors import ClientError, LinkFull, RunDirError, WireError
+from epicycle.transport.errors import AddressError, ClientError, LinkFull, RunDirError, WireError
 from epicycle.transport.outbox import AsyncOutbox, Outbox
 from epicycle.transport.results import Collector, Prompt, Result, StreamEvent, stream_event
 from epicycle.transport.rundir import Instance, find_instance
@@ -74,7 +74,7 @@ class Stream:
             raise StopAsyncIteration
         if not self._is_started:
             self._is_started = True
-            await self._client._start(self, self._kind, self._body)
+            await self._begin()
         while not self._arrived:
             if self._is_cancelled:
                 raise StopAsyncIteration
@@ -95,6 +95,13 @@ class Stream:
             self._client._cancel(self)
             self._end()
             self._wake.set()
+
+    async def _begin(self) -> None:
+        try:
+            await self._client._start(self, self._kind, self._body)
+        except BaseException:
+            self._is_ended = True  # nothing will ever arrive
+            raise
 
     def _put(self, message: ToClient) -> None:
         self._arrived.append(message)
@@ -176,7 +183,7 @@ class AsyncClient:
 
     async def health(self, *, is_deep: bool = False, timeout_s: float = HEALTH_TIMEOUT_S) -> HealthReply:
         """The supervisor's view; works while the gateways don't. Raises ClientError."""
-        address = self._find().endpoints.get("supervisor", "")
+        address = (await self._find()).endpoints.get("supervisor", "")
         if not address:
             raise ClientError("not_ready", "the server publishes no supervisor endpoint yet", 503)
         return await ask_health(address, is_deep=is_deep, timeout_s=timeout_s)
@@ -195,9 +202,9 @@ class AsyncClient:
     def _stream(self, kind: str, body: dict[str, Any]) -> Stream:
         return Stream(self, next(self._refs), kind, msgspec.json.encode(body))
 
-    def _find(self) -> Instance:
+    async def _find(self) -> Instance:
         try:
-            return find_instance(self._port, self._run_dir)
+            return await asyncio.to_thread(find_instance, self._port, self._run_dir)
         except RunDirError as error:
             raise ClientError("unreachable", str(error), 503) from error
 
@@ -224,6 +231,8 @@ class AsyncClient:
                 async with asyncio.timeout(self._connect_timeout_s):
                     while self._dealer is None:
                         await self._dial(await self._resolve())
+            except AddressError as error:
+                raise ClientError("unreachable", str(error), 503) from error
             except TimeoutError:
                 text = f"no gateway answers after {self._connect_timeout_s:g} s (connect_timeout_s)"
                 raise ClientError("not_ready", text, 503) from None
@@ -231,7 +240,7 @@ class AsyncClient:
     async def _resolve(self) -> str:
         """The address of a gateway that hasn't been lost; waits for a restarted one to be published."""
         while True:
-            endpoints = self._find().endpoints
+            endpoints = (await self._find()).endpoints
             fresh = [address for name, address in endpoints.items() if name.endswith(".client")]
             fresh = [address for address in fresh if address not in self._dead]
             if fresh:

@@ -27,6 +27,7 @@ class Attachment:
     ) -> None:
         self.receiver = receiver
         self._loop = loop
+        self._fd = receiver.fileno()
         self._handler = handler
         self._room = room
         self._is_closed = False
@@ -39,7 +40,7 @@ class Attachment:
         if self._is_reading or self._is_closed:
             return
         self._is_reading = True
-        self._loop.add_reader(self.receiver.fileno(), self._drain)
+        self._loop.add_reader(self._fd, self._drain)
         self._drain_soon()  # what came while nobody looked won't ring again
 
     def close(self) -> None:
@@ -50,7 +51,7 @@ class Attachment:
     def _pause(self) -> None:
         if self._is_reading:
             self._is_reading = False
-            self._loop.remove_reader(self.receiver.fileno())
+            self._loop.remove_reader(self._fd)
 
     def _drain_soon(self) -> None:
         if not self._is_scheduled:

@@ -13,6 +13,7 @@ import secrets
 import shutil
 import stat
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -91,7 +92,8 @@ class RunDir:
     def _fresh(cls, port: int) -> RunDir:
         base = base_dir()
         _make_private(base)
-        name = f"{port}-{secrets.token_hex(2)}"
+        taken = {entry.name.lstrip(".") for entry in base.iterdir()}
+        name = next(name for name in _names(port) if name not in taken)
         hidden = base / f".{name}"  # named only once locked, so that no reader takes it for a dead one
         try:
             hidden.mkdir(0o700)
@@ -223,6 +225,11 @@ def _keep_live(path: Path) -> bool:
         return False
     finally:
         os.close(lock_fd)
+
+
+def _names(port: int) -> Iterator[str]:
+    while True:
+        yield f"{port}-{secrets.token_hex(2)}"
 
 
 def _make_private(path: Path) -> None:

@@ -262,6 +262,41 @@ async def test_no_server_is_an_error_that_names_the_folder(short_dir: Path) -> N
     assert "unreachable" == raised.value.code
 
 
+async def test_a_request_that_could_not_start_ends_and_stays_ended(short_dir: Path) -> None:
+    async with AsyncClient(run_dir=short_dir) as client:
+        stream = client.stream("x")
+        with pytest.raises(ClientError):
+            await anext(stream)
+        assert [] == [item async for item in stream]
+
+
+async def test_a_published_address_that_is_not_ipc_is_an_error(short_dir: Path, server: FakeServer) -> None:
+    endpoints = {"gw0.client": "tcp://127.0.0.1:1"}
+    server.run_dir.publish(Instance(version="1", port=8000, run_dir=str(short_dir), endpoints=endpoints))
+    async with AsyncClient(run_dir=short_dir) as client:
+        with pytest.raises(ClientError, match="tcp://"):
+            await client.generate("x")
+        with pytest.raises(ClientError, match="supervisor endpoint"):
+            await client.health()
+
+
+async def test_a_reader_that_falls_behind_is_cut_off(
+    client: AsyncClient, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def script(gateway: FakeGateway, peer: bytes, message: Generate) -> None:
+        for token in range(10):
+            gateway.router.send(peer, event(message.ref, "a", [token]))
+
+    monkeypatch.setattr("epicycle.transport.async_client.UNREAD_EVENTS", 3)
+    server.gateway.script = script
+    stream = client.stream("x")
+    await anext(stream)
+    assert stream.ref == await asyncio.wait_for(server.gateway.aborted.get(), DEADLINE_S)
+    with pytest.raises(ClientError) as raised:
+        await asyncio.wait_for(stream.result(), DEADLINE_S)
+    assert "slow_client" == raised.value.code
+
+
 async def test_a_closed_client_refuses(client: AsyncClient) -> None:
     await client.close()
     with pytest.raises(ClientError, match="closed"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -315,6 +317,37 @@ def test_malformed_frames_are_dropped_and_counted(short_dir: Path, parts: list[b
         until(lambda: not receiver.drain() and receiver.stats.rejected == 1)
     put(sender, Cancel(7))
     assert [Cancel(7)] == take(receiver, 1)
+    fabric.close()
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from epicycle.transport.wire.request import ToControl
+from epicycle.transport.zmq_link import ZmqFabric
+receiver = ZmqFabric(Path(sys.argv[1])).bind("control", 1, "cancel", ToControl)
+while not receiver.drain():
+    receiver.wait(1.0)
+print("heard", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_killed_receiver_is_absent_and_its_path_stays_taken(short_dir: Path) -> None:
+    fabric = ZmqFabric(short_dir)
+    command = [sys.executable, "-c", CHILD, str(short_dir)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        sender = fabric.connect(ipc_address(short_dir / "control.e1.cancel"))
+        put(sender, Cancel(1))
+        assert child.stdout is not None
+        assert b"heard\n" == child.stdout.readline()
+        child.kill()
+    until(lambda: not accepted(sender, Cancel(2)))
+    with pytest.raises(AddressError, match="bound before"):
+        fabric.bind("control", 1, "cancel", ToControl)
+    following = fabric.bind("control", 2, "cancel", ToControl)
+    put(fabric.connect(following.address), Cancel(3))
+    assert [Cancel(3)] == take(following, 1)
     fabric.close()
 
 
