@@ -38,7 +38,7 @@ check: $(VENV)/.dev typing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p epicycle
-	PYTHONPATH=.typing $(BIN)/lint-imports
+	cd .typing && $(abspath $(BIN))/lint-imports ../pyproject.toml
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format .
