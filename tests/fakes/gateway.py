@@ -1,0 +1,128 @@
+"""A gateway without HTTP: sends Submit and Cancel, and writes down everything it hears about each request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from epicycle.transport.link import Sender
+from epicycle.transport.wire.columns import I32, U16, U64, pack, unpack, unpack_list
+from epicycle.transport.wire.control import PeerUp
+from epicycle.transport.wire.output import Fin, PromptLogprobs, ToGateway, TokenBatch
+from epicycle.transport.wire.request import Accepted, Cancel, LoopBounds, Rejected, Sampling, Submit, Verdict
+from tests.fakes.host import FakeHost
+
+
+@dataclass
+class Heard:
+    """What a gateway has heard about one request."""
+
+    tokens: list[int] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    accepted: int = 0
+    terminals: list[Fin | Rejected] = field(default_factory=list)
+
+    @property
+    def end(self) -> str:
+        """The one terminal, as its reason or code; empty while there is none."""
+        if not self.terminals:
+            return ""
+        assert len(self.terminals) == 1, self.terminals
+        terminal = self.terminals[0]
+        return terminal.reason if isinstance(terminal, Fin) else terminal.code
+
+
+class FakeGateway:
+    """Bound like a real one; `listen` reads its links, only when the test says so."""
+
+    def __init__(self, host: FakeHost) -> None:
+        self.number = int(host.name.removeprefix("gw"))
+        self.heard: dict[int, Heard] = {}
+        self.batches = 0
+        self.strangers = 0  # messages about requests that this incarnation never made; a real gateway drops them too
+        self._host = host
+        self._counter = 0
+        bind = host.fabric.bind
+        self.verdicts = bind(host.name, host.epoch, "verdicts", Verdict)
+        self.tokens = bind(host.name, host.epoch, "tokens", ToGateway)
+        self._submit: Sender | None = None
+        self._cancel: Sender | None = None
+
+    def meet_control(self, control: PeerUp) -> None:
+        links = {end.link: end.address for end in control.endpoints}
+        self._submit = self._host.fabric.connect(links["submit"])
+        self._cancel = self._host.fabric.connect(links["cancel"])
+
+    def submit(
+        self,
+        prompt: int | list[int] = 4,
+        max_tokens: int = 4,
+        *,
+        priority: int = 0,
+        deadline_ms: int = 0,
+        loops: LoopBounds = LoopBounds(),  # noqa: B008 - frozen
+        **sampling: object,
+    ) -> int:
+        """Send one request (`prompt`: ids, or how many) and return its rid."""
+        ids = list(range(10, 10 + prompt)) if isinstance(prompt, int) else prompt
+        self._counter += 1
+        rid = self.number << 56 | (self._host.epoch & 0xFFFF) << 40 | self._counter
+        self.heard[rid] = Heard()
+        assert self._submit is not None
+        self._submit.send(
+            Submit(
+                rid=rid,
+                gateway=self.number,
+                prompt=pack(I32, ids),
+                sampling=Sampling(max_tokens=max_tokens, **sampling),  # type: ignore[arg-type]
+                loops=loops,
+                priority=priority,
+                deadline_ms=deadline_ms,
+            )
+        )
+        return rid
+
+    def cancel(self, rid: int, cause: str = "client") -> None:
+        assert self._cancel is not None
+        self._cancel.send(Cancel(rid, cause))
+
+    def listen(self) -> None:
+        for verdict in self.verdicts.drain():
+            self._take_verdict(verdict)
+        for message in self.tokens.drain():
+            self._take_output(message)
+
+    def _take_verdict(self, verdict: object) -> None:
+        match verdict:
+            case Accepted(rid=rid):
+                self.heard[rid].accepted += 1
+            case Rejected(rid=rid):
+                self.heard[rid].terminals.append(verdict)
+
+    def _take_output(self, message: object) -> None:
+        match message:
+            case TokenBatch():
+                self._take_tokens(message)
+            case PromptLogprobs(rid=rid) | Fin(rid=rid) if rid not in self.heard:
+                self.strangers += 1
+            case PromptLogprobs(rid=rid):
+                assert not self.heard[rid].tokens, "prompt logprobs come before tokens"
+                self.heard[rid].prompt_logprobs.append(message)
+            case Fin(rid=rid, tokens=tokens):
+                assert tokens == len(self.heard[rid].tokens), "a Fin comes after the last token"
+                self.heard[rid].terminals.append(message)
+
+    def _take_tokens(self, batch: TokenBatch) -> None:
+        self.batches += 1
+        tokens, depths, at = unpack_list(I32, batch.tokens), unpack_list(U16, batch.exit_depths), 0
+        for rid, first, count in zip(
+            unpack(U64, batch.rids), unpack(I32, batch.first_index), unpack(I32, batch.counts), strict=True
+        ):
+            at += count
+            if rid not in self.heard:
+                self.strangers += 1
+                continue
+            heard = self.heard[rid]
+            assert first == len(heard.tokens), "no gap and no repetition"
+            heard.tokens += tokens[at - count : at]
+            heard.depths += depths[at - count : at]

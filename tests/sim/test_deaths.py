@@ -1,0 +1,133 @@
+"""Processes die; every request still ends once, and the books still balance."""
+
+from __future__ import annotations
+
+from epicycle.transport.wire.columns import I32, pack
+from epicycle.transport.wire.plan import StepReport
+from tests.sim.world import World, expected_tokens, make_config
+
+
+def test_dead_gateway_frees_what_its_requests_held() -> None:
+    world = World(make_config(slots=3), gateways=2)
+    lost = [world.gateways[1].submit(max_tokens=400) for _ in range(4)]  # three run, one waits
+    world.step(8)
+    kept = world.gateways[0].submit(max_tokens=5)
+    world.kill_gateway(1)
+    assert ["length"] == world.finish(kept)
+    assert [[]] * 4 == [world.heard(rid).terminals for rid in lost]
+    world.assert_empty()
+
+
+def test_gateway_comes_back_with_new_requests_only() -> None:
+    world = World(gateways=2)
+    world.gateways[1].submit(max_tokens=400)
+    world.step(8)
+    world.kill_gateway(1)
+    world.start_gateway(1, epoch=2)
+    rid = world.gateways[1].submit(prompt=3, max_tokens=5)
+    assert ["length"] == world.finish(rid)
+    assert expected_tokens(3, 5) == world.heard(rid).tokens
+    assert [rid] == list(world.gateways[1].heard)
+    world.assert_empty()
+
+
+def test_dead_executor_ends_running_and_waiting_requests() -> None:
+    world = World(make_config(slots=1))
+    running, waiting = world.gateway.submit(max_tokens=50), world.gateway.submit()
+    world.step(8)
+    world.kill_executor()
+    assert ["engine_lost", "engine_lost"] == world.finish(running, waiting)
+    assert ["not_ready"] == world.finish(world.gateway.submit())
+    assert 0 == world.control.beat_facts().pending
+
+
+def test_new_executor_starts_from_an_empty_pool() -> None:
+    world = World(make_config(slots=1))
+    rid = world.gateway.submit(max_tokens=50)
+    world.step(8)
+    ticks = world.counter("ticks_total")
+    world.kill_executor()
+    world.start_executor(epoch=2)
+    assert ["engine_lost"] == world.finish(rid)
+    again = world.gateway.submit(max_tokens=6)
+    assert ["length"] == world.finish(again)
+    assert expected_tokens(4, 6) == world.heard(again).tokens
+    assert world.counter("ticks_total") > ticks
+    world.assert_empty()
+
+
+def test_reports_of_an_old_epoch_are_dropped_and_counted() -> None:
+    world = World()
+    world.kill_executor()
+    world.start_executor(epoch=2)
+    rid = world.gateway.submit(max_tokens=20)
+    world.step(3)
+    before = world.counter('stale_messages_total{actor="control"}')
+    freed = pack(I32, [0])
+    world.control.take_reports([StepReport(1, 1, 1, freed_slots=freed, freed_gens=pack(I32, [1]))])
+    assert before + 1 == world.counter('stale_messages_total{actor="control"}')
+    assert ["length"] == world.finish(rid)
+
+
+def test_restarted_control_resets_the_executor_first() -> None:
+    world = World(make_config(slots=2))
+    lost = [world.gateway.submit(max_tokens=300) for _ in range(2)]
+    world.step(8)
+    world.restart_control()
+    rid = world.gateway.submit(prompt=6, max_tokens=5)
+    assert ["length"] == world.finish(rid)
+    assert expected_tokens(6, 5) == world.heard(rid).tokens
+    assert [[], []] == [world.heard(rid).terminals for rid in lost]  # theirs to end: the gateway saw control die
+    assert 0 == world.counter('stale_messages_total{actor="control"}')
+    world.assert_empty()
+
+
+def test_what_happens_between_two_controls_is_not_reported_to_the_second() -> None:
+    world = World(make_config(slots=2))
+    assert world.executor_host is not None
+    world.gateway.submit(max_tokens=300)
+    world.step(8)
+    report_link = world.control_host.endpoints[2].address
+    world.fabric.blocked.add(report_link)
+    world.step(3)
+    world.restart_control()
+    world.step(3)
+    assert 0 == world.counter('stale_messages_total{actor="control"}')
+    assert 0 == world.control.beat_facts().pending
+    world.assert_empty()
+
+
+def test_drain_finishes_what_runs_and_refuses_the_rest() -> None:
+    world = World(make_config(slots=1))
+    running, waiting = world.gateway.submit(max_tokens=20), world.gateway.submit()
+    world.step(8)
+    world.drain(deadline_ms=10_000)
+    late = world.gateway.submit()
+    assert ["draining", "draining"] == world.finish(waiting, late)
+    assert not world.control_host.is_drained
+    assert ["length"] == world.finish(running)
+    assert world.control_host.is_drained
+    world.assert_empty()
+
+
+def test_drain_aborts_what_outlives_its_deadline() -> None:
+    world = World()
+    running = world.gateway.submit(max_tokens=900)
+    world.step(8)
+    world.drain(deadline_ms=1000)
+    world.step(3)
+    world.clock.advance(1.1)
+    assert ["shutdown"] == world.finish(running)
+    assert world.control_host.is_drained
+
+
+def test_idle_executor_drains_at_once() -> None:
+    from epicycle.transport.wire.control import Drain
+
+    world = World()
+    assert world.executor_host is not None
+    world.step(3)
+    world.executor_host.drain(Drain(5000), is_queued=True)
+    world.executor_host.pump_events()
+    world.step_executor()
+    assert world.executor_host.is_drained
