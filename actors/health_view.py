@@ -50,8 +50,10 @@ def view(
 
 
 def _status(peers: Peers, problems: list[str], instance_state: str) -> str:
-    if instance_state == "stopped" or any(peer.state == "failed" for peer in peers):
+    if instance_state == "stopped":
         return "dead"
+    if instance_state != "running" and any(peer.state == "failed" for peer in peers):
+        return "dead"  # while it runs, a failed child is about to be restarted
     return "degraded" if problems else "healthy"
 
 

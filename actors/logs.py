@@ -6,8 +6,10 @@ Lines carry `actor`, `epoch` and an event name; JSON for machines, a console lay
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
+from typing import TextIO, cast
 
 import structlog
 
@@ -25,16 +27,34 @@ def configure(log: LogConfig) -> None:
     structlog.configure(
         processors=[*shared, structlog.processors.format_exc_info, _renderer(is_console)],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _Unbreakable(sys.stderr))),
         cache_logger_on_first_use=False,
     )
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=[_foreign, _renderer(is_console)])
+    handler = logging.StreamHandler(_Unbreakable(sys.stderr))
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=[*shared, _foreign],
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, _renderer(is_console)],
     )
+    handler.setFormatter(formatter)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(level, logging.WARNING))
+
+
+class _Unbreakable:
+    """A stream that forgets what it can't write: a log reader that went away must not take the server with it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
 
 
 def _renderer(is_console: bool) -> structlog.types.Processor:
@@ -46,11 +66,9 @@ def _renderer(is_console: bool) -> structlog.types.Processor:
 def _foreign(
     _logger: structlog.types.WrappedLogger, _method: str, event: structlog.types.EventDict
 ) -> structlog.types.EventDict:
-    """Drop what ProcessorFormatter adds for its own use, and flatten the traceback."""
-    record: logging.LogRecord = event.pop("_record")
-    event.pop("_from_structlog")
+    """Keep the logger's name and the traceback of a stdlib record."""
+    record: logging.LogRecord = event["_record"]
     event["logger"] = record.name
     if record.exc_info:
         event["exception"] = logging.Formatter().formatException(record.exc_info)
-    event.pop("exc_info", None)
     return event

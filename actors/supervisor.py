@@ -285,7 +285,8 @@ class Supervisor:
             reply(self._health(ref, pinged))
 
     def _health(self, ref: int, pinged: Pinged | None = None) -> HealthReply:
-        return view(self.peers, self._config, self.state, time.monotonic(), ref, pinged)
+        state = "stopped" if self.state == "stopping" else self.state
+        return view(self.peers, self._config, state, time.monotonic(), ref, pinged)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)

@@ -202,7 +202,16 @@ def test_a_restarting_child_is_degraded_and_the_cause_is_told(running: Table) ->
 def test_a_child_that_will_not_come_back_is_dead(running: Table) -> None:
     running.peers.bury("ex0", "killed by SIGSEGV", 1.0)
 
-    assert "dead" == running.view(1.5).status
+    assert "dead" == running.view(1.5, state="draining").status
+
+
+def test_a_child_between_its_last_words_and_its_end_is_degraded(running: Table) -> None:
+    running.peers.hear(Fatal("ex0", 1, "nan", "logits are NaN"), 1.0)
+
+    assert ("degraded", ["ex0 (epoch 1) is failed: nan: logits are NaN"]) == (
+        running.view(1.1).status,
+        running.view(1.1).problems,
+    )
 
 
 def test_hops_are_told_for_the_asked_round_only(running: Table) -> None:
