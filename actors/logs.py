@@ -23,16 +23,17 @@ def configure(log: LogConfig) -> None:
     shared: list[structlog.types.Processor] = [
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
     ]
     structlog.configure(
-        processors=[*shared, structlog.processors.format_exc_info, _renderer(is_console)],
+        processors=[*shared, _renderer(is_console)],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _Unbreakable(sys.stderr))),
         cache_logger_on_first_use=False,
     )
     handler = logging.StreamHandler(_Unbreakable(sys.stderr))
     formatter = structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=[*shared, _foreign],
+        foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, _renderer(is_console)],
     )
     handler.setFormatter(formatter)
@@ -61,14 +62,3 @@ def _renderer(is_console: bool) -> structlog.types.Processor:
     if is_console:
         return structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=24)
     return structlog.processors.JSONRenderer()
-
-
-def _foreign(
-    _logger: structlog.types.WrappedLogger, _method: str, event: structlog.types.EventDict
-) -> structlog.types.EventDict:
-    """Keep the logger's name and the traceback of a stdlib record."""
-    record: logging.LogRecord = event["_record"]
-    event["logger"] = record.name
-    if record.exc_info:
-        event["exception"] = logging.Formatter().formatException(record.exc_info)
-    return event
