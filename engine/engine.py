@@ -29,7 +29,7 @@ from epicycle.engine.options import EngineOptions
 from epicycle.engine.pool import KvPool
 from epicycle.engine.pump import Pump
 from epicycle.engine.sampling import MAX_ALTERNATIVES
-from epicycle.engine.selfcheck import check_attention, choose_ops
+from epicycle.engine.selfcheck import ATTENTION_TOKENS, check_attention, choose_ops
 from epicycle.engine.slots import MAX_LOGIT_BIAS, MAX_STOP_IDS, SlotTable
 from epicycle.engine.tick import EagerTick
 from epicycle.kvstore.geometry import KvGeometry
@@ -45,7 +45,6 @@ from epicycle.transport.wire.request import LoopBounds, Sampling
 CPU_KV_BYTES = 512 << 20
 GPU_KV_SHARE = 0.9  # of what is free once the weights are loaded
 PROMPT_CHUNK_TOKENS = {"cpu": 64, "cuda": 256}
-SELFCHECK_TOKENS = 208
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 Progress = Callable[[str], None]
@@ -253,7 +252,7 @@ def _make_ops(options: EngineOptions, spec: ModelSpec, dtype: torch.dtype, devic
     chunk = options.prompt_chunk_tokens or PROMPT_CHUNK_TOKENS["cpu"]
     ops = choose_ops(spec, dtype, options.slots + chunk)
     layout = make_layout(options, spec, dtype)
-    check_attention(KvPool(layout, pages_for(SELFCHECK_TOKENS, options.page_tokens), dtype, device), spec.heads)
+    check_attention(KvPool(layout, pages_for(ATTENTION_TOKENS, options.page_tokens), dtype, device), spec.heads)
     return ops, ops.row_tile
 
 

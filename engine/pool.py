@@ -57,8 +57,8 @@ class KvPool:
     def write(self, cells: Tensor, layer: int, k: Tensor, v: Tensor) -> None:
         """k, v [N, kv_heads, head_dim] into the layer's cells; N distinct cells."""
         at = cells + self.layer_cells(layer)
-        self.k_cells.index_copy_(0, at, k.contiguous())
-        self.v_cells.index_copy_(0, at, v.contiguous())
+        self.k_cells.index_copy_(0, at, k)
+        self.v_cells.index_copy_(0, at, v)
 
     def fill_deeper(self, pages: Tensor, offsets: Tensor, loops_done: Tensor, max_loops: Tensor) -> None:
         """Copy the last executed plane of N tokens to the deeper planes that later tokens of theirs will read.

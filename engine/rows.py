@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from epicycle.engine.kernels.attention import KV_TILE, QUERY_TILE, TileWork, attend_tiles, tile_order
+from epicycle.engine.kernels.attention import KV_TILE, QUERY_TILE, TileWork, attend_tiles, tile_order, tile_work
 from epicycle.engine.pool import KvPool
 
 
@@ -63,7 +63,7 @@ class _PromptWork:
 class _Plan:
     writes: Tensor  # [live] int64 cells of layer 0
     decode: TileWork | None
-    decode_order: Tensor  # [decode] int64
+    decode_order: Tensor | None  # [decode] int64, None where rows are in the work's order
     prompt: _PromptWork | None
 
 
@@ -102,21 +102,23 @@ class TickRows:
     def _attend(self, plan: _Plan, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         live, decode = self.layout.live_rows, self.layout.decode_rows
         self._pool.write(plan.writes, layer, k[:live], v[:live])
-        out = torch.zeros_like(q, memory_format=torch.contiguous_format)
+        parts = []
         if plan.decode is not None:
-            out[:decode] = self._attend_decode(plan.decode, plan.decode_order, layer, q[:decode])
+            parts.append(self._attend_decode(plan.decode, plan.decode_order, layer, q[:decode]))
         if plan.prompt is not None:
-            out[decode:live] = self._attend_prompt(plan.prompt, layer, q[decode:live])
-        return out
+            parts.append(self._attend_prompt(plan.prompt, layer, q[decode:live]))
+        if live < len(q):
+            parts.append(q.new_zeros(len(q) - live, *q.shape[1:]))
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
 
-    def _attend_decode(self, work: TileWork, order: Tensor, layer: int, q: Tensor) -> Tensor:
+    def _attend_decode(self, work: TileWork, order: Tensor | None, layer: int, q: Tensor) -> Tensor:
         pool, (rows, heads, width) = self._pool, q.shape
         kv_heads = pool.geometry.kv_heads
-        blocks = q.reshape(rows, kv_heads, 1, heads // kv_heads, width)[order]
+        ordered = q if order is None else q[order]
+        blocks = ordered.reshape(rows, kv_heads, 1, heads // kv_heads, width)
         mixed = attend_tiles(blocks, pool.k_cells, pool.v_cells, work, pool.layer_cells(layer))
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        out[order] = mixed.reshape(rows, heads, width).to(q.dtype)
-        return out
+        out = mixed.view(rows, heads, width).to(q.dtype)
+        return out if order is None else torch.empty_like(out).index_copy_(0, order, out)
 
     def _attend_prompt(self, plan: _PromptWork, layer: int, q: Tensor) -> Tensor:
         pool, (rows, heads, width) = self._pool, q.shape
@@ -145,17 +147,17 @@ class TickRows:
         cells = self._cells(slots.unsqueeze(1), planes.unsqueeze(1), keys)
         return torch.where(keys < ends.unsqueeze(1), cells, self._pool.zero_cell)
 
-    def _decode_work(self, planes: Tensor) -> tuple[TileWork | None, Tensor]:
+    def _decode_work(self, planes: Tensor) -> tuple[TileWork | None, Tensor | None]:
         rows, count = self.layout, self.layout.decode_rows
         if not count:
-            return None, planes
+            return None, None
         ends = rows.ends[:count]
-        order, live, block, tile = tile_order((ends + KV_TILE - 1) // KV_TILE)
-        keys = tile.unsqueeze(1) * KV_TILE + torch.arange(KV_TILE, device=tile.device)
-        row = order[block]
+        order = tile_order((ends + KV_TILE - 1) // KV_TILE)
+        keys = order.tile.unsqueeze(1) * KV_TILE + torch.arange(KV_TILE, device=ends.device)
+        row = order.block if order.order is None else order.order[order.block]
         cells = self._history(rows.slots[row], planes[row], ends[row], keys)
         hidden = (keys >= ends[row].unsqueeze(1)).view(-1, 1, 1, 1, KV_TILE)
-        return TileWork(live=live, block=block, cells=cells, hidden=hidden), order
+        return tile_work(order, cells, hidden, self._pool.geometry.kv_heads), order.order
 
     def _prompt_work(self, planes: Tensor) -> _PromptWork:
         rows, first, until = self.layout, self.layout.decode_rows, self.layout.live_rows
@@ -164,14 +166,16 @@ class TickRows:
         starts_tile = torch.ones_like(grid, dtype=torch.bool)
         starts_tile[1:] = (grid[1:] != grid[:-1]) | (slots[1:] != slots[:-1])
         heads = starts_tile.nonzero().squeeze(1)  # the first row of every query tile speaks for it
-        order, live, block, tile = tile_order(grid[heads] * QUERY_TILE // KV_TILE + 1)
-        keys = tile.unsqueeze(1) * KV_TILE + torch.arange(KV_TILE, device=tile.device)
-        row = heads[order[block]]
+        order = tile_order(grid[heads] * QUERY_TILE // KV_TILE + 1)
+        keys = order.tile.unsqueeze(1) * KV_TILE + torch.arange(KV_TILE, device=grid.device)
+        row = heads[order.block if order.order is None else order.order[order.block]]
         cells = self._history(slots[row], planes[row], ends[row], keys)
-        lanes = grid[row].unsqueeze(1) * QUERY_TILE + torch.arange(QUERY_TILE, device=tile.device)
+        lanes = grid[row].unsqueeze(1) * QUERY_TILE + torch.arange(QUERY_TILE, device=grid.device)
         hidden = keys.view(-1, 1, 1, 1, KV_TILE) > lanes.view(-1, 1, QUERY_TILE, 1, 1)
-        rank = torch.empty_like(order)
-        rank[order] = torch.arange(len(order), device=order.device)
-        work = TileWork(live=live, block=block, cells=cells, hidden=hidden)
-        row_tile = rank[torch.cumsum(starts_tile, 0) - 1]
-        return _PromptWork(work=work, tiles=len(heads), row_tile=row_tile, row_lane=positions % QUERY_TILE)
+        tile = torch.cumsum(starts_tile, 0) - 1
+        return _PromptWork(
+            work=tile_work(order, cells, hidden, self._pool.geometry.kv_heads),
+            tiles=len(heads),
+            row_tile=tile if order.order is None else torch.argsort(order.order)[tile],
+            row_lane=positions % QUERY_TILE,
+        )

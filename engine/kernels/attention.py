@@ -10,6 +10,7 @@ planes only through the cells handed in, and no request.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 
 KV_TILE = 64  # positions
 QUERY_TILE = 16  # positions; divides KV_TILE, so that all rows of a query tile have equally many KV tiles
-MOST_TILES = 512  # KV tiles gathered at once: bounds the copy to a few tens of MiB
+MOST_TILES = 2048  # KV tiles of one head gathered at once: bounds the copy to a few tens of MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +30,37 @@ class TileWork:
     """
 
     live: list[int]
-    block: Tensor  # [W] int64, the block of each pair
-    cells: Tensor  # [W, KV_TILE] int64, layer-0 cells
+    block: Tensor | None  # [W] int64, the block of each pair; None where every block has one tile
+    cells: Tensor  # [W, kv_heads, KV_TILE] int64: (layer-0 cell) * kv_heads + head
     hidden: Tensor  # [W, 1, lanes, 1, KV_TILE] bool, True where a key is not to be seen
 
 
-def tile_order(tiles: Tensor) -> tuple[Tensor, list[int], Tensor, Tensor]:
-    """Blocks with `tiles` [B] >= 1 tiles each -> (order [B], live, block of each pair [W], tile of each pair [W])."""
-    order = torch.argsort(tiles, descending=True, stable=True)
-    counts: list[int] = tiles[order].tolist()
-    live = [sum(count > tile for count in counts) for tile in range(counts[0])]
-    index = torch.arange(len(counts), device=tiles.device)
-    block = torch.cat([index[:count] for count in live])
-    tile = torch.repeat_interleave(torch.arange(len(live), device=tiles.device), torch.tensor(live).to(tiles.device))
-    return order, live, block, tile
+@dataclass(frozen=True, slots=True)
+class TileOrder:
+    """Blocks in falling order of their tiles; `order` [B] is None where they are in it already."""
+
+    order: Tensor | None
+    live: list[int]
+    block: Tensor  # [W] int64
+    tile: Tensor  # [W] int64
+
+
+def tile_order(tiles: Tensor) -> TileOrder:
+    """The pairs of blocks with `tiles` [B] int64, each at least 1."""
+    counts: list[int] = tiles.tolist()
+    falling = sorted(counts, reverse=True)
+    order = None if counts == falling else torch.argsort(tiles, descending=True, stable=True)
+    live = [sum(count > tile for count in falling) for tile in range(falling[0])]
+    pairs = [(block, tile) for tile, count in enumerate(live) for block in range(count)]
+    block, tile = torch.tensor(pairs, dtype=torch.int64, device=tiles.device).unbind(1)
+    return TileOrder(order, live, block, tile)
+
+
+def tile_work(order: TileOrder, cells: Tensor, hidden: Tensor, kv_heads: int) -> TileWork:
+    """Work over layer-0 cells [W, KV_TILE] of the pairs of `order`; `hidden` as in `TileWork`."""
+    heads = torch.arange(kv_heads, device=cells.device).view(1, kv_heads, 1)
+    block = order.block if len(order.live) > 1 else None
+    return TileWork(order.live, block, cells.unsqueeze(1) * kv_heads + heads, hidden)
 
 
 def attend_tiles(q: Tensor, k_cells: Tensor, v_cells: Tensor, work: TileWork, layer_cells: int) -> Tensor:
@@ -52,37 +70,37 @@ def attend_tiles(q: Tensor, k_cells: Tensor, v_cells: Tensor, work: TileWork, la
     """
     blocks, kv_heads, lanes, group, width = q.shape
     queries = (q.float() * width**-0.5).reshape(blocks, kv_heads, lanes * group, width)
-    heads = torch.arange(kv_heads, device=q.device).view(1, kv_heads, 1)
-    cells = (work.cells + layer_cells).unsqueeze(1) * kv_heads + heads  # [W, kv_heads, KV_TILE]
+    cells = (work.cells + layer_cells * kv_heads).view(-1)
     scores = _scores(queries, k_cells.view(-1, width), work, cells)
     scores.view(-1, kv_heads, lanes, group, KV_TILE).masked_fill_(work.hidden, float("-inf"))
-    top = _highest(scores.amax(-1), work.live)
-    weights = torch.exp(scores - top[work.block].unsqueeze(-1))
-    total = _sum_tiles(weights.sum(-1), work.live)
-    return _mix(weights, v_cells.view(-1, width), work, cells) / total.unsqueeze(-1)
-
-
-def _gather(flat: Tensor, cells: Tensor) -> Tensor:
-    """[W, kv_heads, KV_TILE, head_dim] float32, flattened over the first two axes."""
-    rows = flat.index_select(0, cells.reshape(-1))
-    return rows.view(-1, KV_TILE, flat.shape[1]).float()
+    top = _highest(scores.amax(-1, keepdim=True), work.live)
+    weights = scores.sub_(top if work.block is None else top[work.block]).exp_()
+    mixed = _sum_tiles(_mix(weights, v_cells.view(-1, width), cells), work.live)
+    return mixed.div_(_sum_tiles(weights.sum(-1, keepdim=True), work.live))
 
 
 def _scores(queries: Tensor, keys: Tensor, work: TileWork, cells: Tensor) -> Tensor:
-    parts = []
-    for block, cell in zip(torch.split(work.block, MOST_TILES), torch.split(cells, MOST_TILES), strict=True):
-        q = queries[block].flatten(0, 1)
-        parts.append(torch.bmm(q, _gather(keys, cell).transpose(1, 2)))
-    scores = torch.cat(parts) if len(parts) > 1 else parts[0]
-    return scores.view(-1, *queries.shape[1:3], KV_TILE)
+    """[W, kv_heads, lanes * group, KV_TILE]"""
+    pairs = queries if work.block is None else queries[work.block]
+    parts = [torch.bmm(q, k.transpose(1, 2)) for q, k in _tiles(pairs.flatten(0, 1), keys, cells)]
+    return _joined(parts).view(*pairs.shape[:3], KV_TILE)
 
 
-def _mix(weights: Tensor, values: Tensor, work: TileWork, cells: Tensor) -> Tensor:
-    parts = []
-    for weight, cell in zip(torch.split(weights, MOST_TILES), torch.split(cells, MOST_TILES), strict=True):
-        parts.append(torch.bmm(weight.flatten(0, 1), _gather(values, cell)))
-    mixed = torch.cat(parts) if len(parts) > 1 else parts[0]
-    return _sum_tiles(mixed.view(-1, *weights.shape[1:3], values.shape[1]), work.live)
+def _mix(weights: Tensor, values: Tensor, cells: Tensor) -> Tensor:
+    """[W, kv_heads, lanes * group, head_dim]"""
+    parts = [torch.bmm(p, v) for p, v in _tiles(weights.flatten(0, 1), values, cells)]
+    return _joined(parts).view(*weights.shape[:3], values.shape[1])
+
+
+def _tiles(left: Tensor, flat: Tensor, cells: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Slices of left [tiles, ..] with the cells that belong to them, [tiles, KV_TILE, head_dim] float32."""
+    for first in range(0, left.shape[0], MOST_TILES):
+        rows = flat.index_select(0, cells[first * KV_TILE : (first + MOST_TILES) * KV_TILE])
+        yield left[first : first + MOST_TILES], rows.view(-1, KV_TILE, flat.shape[1]).float()
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _highest(parts: Tensor, live: list[int]) -> Tensor:

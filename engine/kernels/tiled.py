@@ -37,9 +37,10 @@ class TiledOps:
         rows = x.shape[0]
         x = self._fill(x)
         if not self.is_blocked or x.shape[0] == self.row_tile:
-            return F.linear(x, weight, bias)[:rows]
-        blocks = torch.split(x, self.row_tile)
-        return torch.cat([F.linear(block, weight, bias) for block in blocks])[:rows]
+            out = F.linear(x, weight, bias)
+        else:
+            out = torch.cat([F.linear(block, weight, bias) for block in torch.split(x, self.row_tile)])
+        return out if out.shape[0] == rows else out[:rows]
 
     def gate_logit(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         # A one-column product is another routine in every library; a row sum is one order whatever the rows.
@@ -51,14 +52,14 @@ class TiledOps:
         return self.linear(x, weight).float()
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        rows = x.shape[0]
-        wide = self._fill(x).float()
-        scale = torch.rsqrt((wide * wide).mean(-1, keepdim=True).add_(eps))
-        return (wide * scale)[:rows].to(x.dtype) * weight
+        # The library's norm reduces each row by itself; without a weight it is float32 inside, as the contract asks.
+        return F.rms_norm(x.float(), (x.shape[1],), None, eps).to(x.dtype) * weight
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
-        rows = gate.shape[0]
-        return F.silu(self._lanes_of_rows(gate))[:rows, : gate.shape[1]] * up
+        width = gate.shape[1]
+        if width % LANES == 0:
+            return F.silu(gate).mul_(up)
+        return F.silu(F.pad(gate, (0, -width % LANES)))[:, :width] * up
 
     def rope_half(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return self._plain.rope_half(x, cos, sin)
@@ -87,8 +88,3 @@ class TiledOps:
         """x [N] padded with zeros to whole vectors."""
         short = -x.shape[0] % LANES
         return F.pad(x, (0, short)) if short else x
-
-    def _lanes_of_rows(self, x: Tensor) -> Tensor:
-        """x [N, K] contiguous, with every row made of whole vectors."""
-        short = -x.shape[1] % LANES
-        return F.pad(x, (0, short)) if short else x.contiguous()
