@@ -75,9 +75,9 @@ class Peer:
         beat_age_s = now_s - self.beat_s
         if beat_age_s > config.stale_beat_s:
             return f"no heartbeat for {beat_age_s:.1f} s (supervisor.stale_beat_s = {config.stale_beat_s:g})"
-        lag_s = self.beat.counters.get(LOOP_LAG, 0.0) + beat_age_s
-        if lag_s > config.stale_beat_s:
-            return f"its loop has not turned for {lag_s:.1f} s (supervisor.stale_beat_s = {config.stale_beat_s:g})"
+        still_s = now_s - self.turned_s
+        if still_s > config.stale_beat_s:
+            return f"its loop has not turned for {still_s:.1f} s (supervisor.stale_beat_s = {config.stale_beat_s:g})"
         idle_s = now_s - self.moved_s
         if self.beat.pending > 0 and idle_s > config.watchdog_s:
             return (
@@ -86,9 +86,14 @@ class Peer:
             )
         return ""
 
+    @property
+    def turned_s(self) -> float:
+        """When the child's own loop last turned, as far as its last beat tells."""
+        return self.beat_s - (self.beat.counters.get(LOOP_LAG, 0.0) if self.beat else 0.0)
+
     def hung_for_s(self, config: SupervisorConfig, now_s: float) -> float:
         """How long ago the child was last known to be well; 0 when it is."""
-        return now_s - min(self.beat_s, self.moved_s) if self.hang(config, now_s) else 0.0
+        return now_s - min(self.turned_s, self.moved_s) if self.hang(config, now_s) else 0.0
 
 
 class Peers:

@@ -127,7 +127,6 @@ def test_words_of_a_stranger_are_dropped_and_counted(running: Table) -> None:
         (0, 0, 0.0, 2.9, ""),
         (0, 0, 0.0, 3.1, "no heartbeat for 3.1 s"),
         (0, 0, 5.0, 0.1, "its loop has not turned for 5.1 s"),
-        (0, 0, 0.0, 0.5, ""),
     ],
 )
 def test_silence_and_a_wedged_loop_are_hangs(
@@ -148,6 +147,12 @@ def test_pending_work_without_progress_is_a_hang_and_progress_ends_it(running: T
     running.beat("ex0", 3.6, pending=2, progress=2)
 
     assert "" == running["ex0"].hang(CONFIG, 3.6)
+
+
+def test_a_wedged_loop_has_hung_since_it_last_turned(running: Table) -> None:
+    running.beat("gw0", 9.0, lag_s=8.5)
+
+    assert 9.5 == running["gw0"].hung_for_s(CONFIG, 10.0)
 
 
 def test_an_idle_child_never_hangs(running: Table) -> None:
