@@ -200,6 +200,7 @@ class Admission:
             head[position].bypasses += passed
         for position in result.admitted:
             self._let_in(head[position])
+        self._is_dirty = bool(result.admitted)  # one pass looks at a bounded part of the queue
 
     def _let_in(self, entry: Entry) -> None:
         rid = entry.submit.rid

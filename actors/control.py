@@ -160,7 +160,7 @@ class Control:
         if number is not None:
             address = next(end.address for end in message.endpoints if end.link == "verdicts")
             self._verdicts.connect(number, self._host.fabric.connect(address))
-        elif message.capabilities is not None:
+        elif message.capabilities is not None and message != self._executor:
             self._executor = message
             up = ExecutorUp(message.epoch, message.capabilities)
             self.scheduler.inbox.post(up)

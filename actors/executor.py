@@ -76,7 +76,8 @@ class Executor:
         self._reports_made = 0
         self._resident = 0  # joined and not ended, as far as messages tell
         self._has_work = False
-        self._stale_resets = 0
+        self._stale_messages = 0
+        self._control_epoch = 0
         self._drain_by_s: float | None = None
         self._is_stopped = False
 
@@ -128,17 +129,20 @@ class Executor:
 
     def _obey(self, pump: TickPump, message: ToExecutor) -> None:
         match message:
-            case Plan():
+            case Plan(control_epoch=control_epoch) if control_epoch == self._control_epoch:
                 pump.apply(message)
                 self._resident += len(message.joins)
-            case Reset(epoch=epoch, control_epoch=control_epoch):
-                if epoch != self._host.epoch:
-                    self._stale_resets += 1
-                    return
+            case Reset(epoch=epoch, control_epoch=control_epoch) if self._is_news(epoch, control_epoch):
                 pump.reset(control_epoch)
+                self._control_epoch = control_epoch
                 self._resident = 0
+            case Plan() | Reset():  # a dead control's last words, read after its successor's first
+                self._stale_messages += 1
             case _:
                 raise AssertionError(f"no handler for {type(message).__name__}")
+
+    def _is_news(self, epoch: int, control_epoch: int) -> bool:
+        return epoch == self._host.epoch and control_epoch > self._control_epoch
 
     def _dispatch(self, output: StepOutput) -> None:
         if output.report is not None:
@@ -189,7 +193,7 @@ class Executor:
             counters={
                 'send_again_total{link="tokens"}': self._tokens.refused_sends,
                 "merged_token_rows_total": self._tokens.merged_rows,
-                "stale_resets_total": self._stale_resets,
+                f'stale_messages_total{{actor="{self._host.name}"}}': self._stale_messages,
             },
         )
 

@@ -21,6 +21,7 @@ class PlanOutbox:
         self.plans = 0
         self.merges = 0  # changes that met a plan the link had refused
         self._epoch = epoch
+        self._control_epoch = control_epoch
         self._reset: Reset | None = Reset(epoch=epoch, control_epoch=control_epoch)
         self._joins: dict[int, Join] = {}
         self._grows: dict[int, Grow] = {}
@@ -73,7 +74,14 @@ class PlanOutbox:
 
     def _send_plan(self) -> list[Join]:
         joins = self._first_joins()
-        plan = Plan(self._epoch, self.plans + 1, joins, list(self._grows.values()), list(self._evicts.values()))
+        plan = Plan(
+            epoch=self._epoch,
+            seq=self.plans + 1,
+            joins=joins,
+            grows=list(self._grows.values()),
+            evicts=list(self._evicts.values()),
+            control_epoch=self._control_epoch,
+        )
         self.sender.send(plan)
         self.plans += 1
         self._grows.clear()

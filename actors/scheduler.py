@@ -201,11 +201,12 @@ class Scheduler:
         """Evict a row. The executor's Fin is its terminal; one whose Join was never sent gets a Rejected from here."""
         executor = self._executor
         slot = executor.table.slot_of(rid) if executor is not None else None
-        if executor is None or slot is None:
+        if executor is None or slot is None or executor.table.is_evicted[slot]:
             return
         join = executor.plans.withdraw(slot)
         if join is None:
             executor.leases.end(slot)
+            executor.table.is_evicted[slot] = True
             executor.plans.evict(Evict(slot, executor.table.gens[slot], reason, message))
             return
         self._answer(join.gateway, refusals.withdrawn(rid, reason, message))

@@ -22,6 +22,7 @@ class SlotTable:
         self.prompt_tokens = [0] * slots
         self.max_tokens = [0] * slots
         self.tokens = [0] * slots  # positions that hold KV, as last reported
+        self.is_evicted = [False] * slots  # the executor has been told, or will be with the pending Plan
         self.prefilling = 0  # rows whose prompt isn't written yet
         self._free = list(range(slots - 1, -1, -1))
         self._slot_of: dict[int, int] = {}
@@ -58,6 +59,7 @@ class SlotTable:
         self.prompt_tokens[slot] = prompt_tokens
         self.max_tokens[slot] = max_tokens
         self.tokens[slot] = 0
+        self.is_evicted[slot] = False
         self.prefilling += 1
         return slot
 

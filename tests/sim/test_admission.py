@@ -97,6 +97,15 @@ def test_scan_is_bounded() -> None:
     assert {"length"} == set(world.finish(holder, *blocked, small))
 
 
+def test_one_burst_fills_every_slot_although_a_pass_looks_at_few() -> None:
+    world = World(make_config(slots=12, scan_limit=4))
+    rids = [world.gateway.submit(max_tokens=30) for _ in range(20)]
+    world.step()
+    assert (12, 8) == (world.counter("requests_running"), world.counter('requests_waiting{reason="capacity"}'))
+    assert 1 == world.counter("plans_total")
+    assert {"length"} == set(world.finish(*rids))
+
+
 def test_what_never_fits_the_context_is_refused_with_the_numbers() -> None:
     world = World(make_config(pages=128))
     answer = refusal(world, world.gateway.submit(prompt=1000, max_tokens=25))

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
+from epicycle.actors.executor import KINDS
+from epicycle.actors.mock_pump import MockEngine, MockPump
 from epicycle.transport.wire.columns import I32, pack
-from epicycle.transport.wire.plan import StepReport
+from epicycle.transport.wire.control import Drain
+from epicycle.transport.wire.plan import Evict, Plan, Reset, StepReport
 from tests.sim.world import World, expected_tokens, make_config
 
 
@@ -97,6 +102,38 @@ def test_what_happens_between_two_controls_is_not_reported_to_the_second() -> No
     world.assert_empty()
 
 
+def test_last_words_of_a_dead_control_change_nothing() -> None:
+    world = World(make_config(slots=2))
+    assert world.executor is not None and world.executor_host is not None
+    stray = world.fabric.connect(world.executor_host.endpoints[0].address)
+    world.gateway.submit(max_tokens=300)
+    world.step(4)
+    world.restart_control()
+    world.step(2)
+    stray.send(Plan(epoch=1, seq=9, evicts=[Evict(0, 1)], control_epoch=1))
+    stray.send(Reset(epoch=1, control_epoch=1))
+    rid = world.gateway.submit(max_tokens=8)
+    assert ["length"] == world.finish(rid)
+    assert 2 == world.executor.beat_facts().counters['stale_messages_total{actor="ex0"}']
+    world.assert_empty()
+
+
+def test_exception_in_a_tick_leaves_the_executor() -> None:
+    class BrokenPump(MockPump):
+        def tick(self) -> None:
+            raise RuntimeError("the device is gone")
+
+    class BrokenEngine(MockEngine):
+        def new_pump(self, epoch: int) -> MockPump:
+            return BrokenPump(self.capabilities(), epoch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(KINDS, "mock", BrokenEngine)
+        world = World(executor=False)
+        with pytest.raises(RuntimeError, match="the device is gone"):
+            world.start_executor()
+
+
 def test_drain_finishes_what_runs_and_refuses_the_rest() -> None:
     world = World(make_config(slots=1))
     running, waiting = world.gateway.submit(max_tokens=20), world.gateway.submit()
@@ -122,8 +159,6 @@ def test_drain_aborts_what_outlives_its_deadline() -> None:
 
 
 def test_idle_executor_drains_at_once() -> None:
-    from epicycle.transport.wire.control import Drain
-
     world = World()
     assert world.executor_host is not None
     world.step(3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from epicycle.actors.mock_model import mock_logprob
+from epicycle.transport.wire.request import LoopBounds
 from tests.sim.world import LOOPS, World, expected_tokens, make_config
 
 
@@ -117,8 +118,6 @@ def test_verdicts_wait_for_a_slow_gateway() -> None:
 
 
 def test_first_output_runs_full_depth_and_later_ones_stay_in_bounds() -> None:
-    from epicycle.transport.wire.request import LoopBounds
-
     world = World()
     rid = world.gateway.submit(max_tokens=30, loops=LoopBounds(min_loops=2, max_loops=3, exit_threshold=0.5))
     world.finish(rid)

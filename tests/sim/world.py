@@ -14,8 +14,9 @@ from epicycle.actors.control import Control
 from epicycle.actors.executor import Executor
 from epicycle.actors.mock_model import mock_key, mock_token
 from epicycle.transport.config import Config
+from epicycle.transport.link import Receiver
 from epicycle.transport.wire.columns import I32, pack, unpack
-from epicycle.transport.wire.control import Drain, PeerDown
+from epicycle.transport.wire.control import Drain, Endpoint, PeerDown
 from tests.fakes.clock import FakeClock
 from tests.fakes.fabric import FakeFabric
 from tests.fakes.gateway import FakeGateway
@@ -163,7 +164,5 @@ class World:
         assert self.control.kv.uneven_censuses == 0
 
 
-def _endpoint(receiver: Any) -> Any:
-    from epicycle.transport.wire.control import Endpoint
-
+def _endpoint(receiver: Receiver[Any]) -> Endpoint:
     return Endpoint(receiver.link, receiver.address)

@@ -149,8 +149,8 @@ def test_reset_comes_before_the_first_plan_and_only_once() -> None:
     outbox.flush()
     assert [
         Reset(1, 3),
-        Plan(1, 1, joins=[join(0)]),
-        Plan(1, 2, evicts=[Evict(0, 1)]),
+        Plan(1, 1, joins=[join(0)], control_epoch=3),
+        Plan(1, 2, evicts=[Evict(0, 1)], control_epoch=3),
     ] == receiver.drain()
 
 

@@ -65,7 +65,8 @@ class Knobs(Wire, frozen=True):
 class Plan(Wire, frozen=True, tag=10):
     """One coalesced difference. `epoch` is the executor's, `seq` grows by one for each Plan sent.
 
-    Order of application: evicts, then grows, then joins.
+    Order of application: evicts, then grows, then joins. `control_epoch` is the sender's: what a dead control left in
+    the link may arrive after its successor's Reset, and is dropped.
     """
 
     epoch: int
@@ -74,6 +75,7 @@ class Plan(Wire, frozen=True, tag=10):
     grows: list[Grow] = []
     evicts: list[Evict] = []
     knobs: Knobs = Knobs()
+    control_epoch: int = 0
 
 
 class Reset(Wire, frozen=True, tag=11):
