@@ -24,7 +24,7 @@ import structlog
 import uvloop
 
 from epicycle.actors import logs
-from epicycle.actors.host import AsyncHost, HostBase, ThreadHost
+from epicycle.actors.host import AsyncHost, HostBase, ThreadHost, escaped_error
 from epicycle.actors.host_zmq import EXIT_FATAL, EXIT_ORPHANED, SUPERVISOR_SOCKET, ZmqUplink
 from epicycle.actors.ports import Actor, SyncActor
 from epicycle.transport.config import Config
@@ -101,17 +101,14 @@ async def _run_async(factory: Callable[..., Actor], args: ChildArgs, config: Con
 
 
 def _callback_watch(host: AsyncHost, is_strict: bool) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
-    """An exception that escaped a callback leaves state half changed and requests without an end: fatal.
-
-    Lost connections are everyday events and only logged, and so are failed tasks unless `is_strict`: a gateway has one
-    per request, and one request must not end the others.
+    """Errors that escape leave requests without an end, so they are fatal. A failed task is only where `is_strict`: a
+    gateway has one per request, and one request must not end the others.
     """
 
     def on_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        error = context.get("exception")
         loop.default_exception_handler(context)
-        is_our_fault = "handle" in context or (is_strict and "future" in context)
-        if is_our_fault and isinstance(error, Exception) and not isinstance(error, ConnectionError):
+        error = escaped_error(context, is_strict)
+        if error is not None:
             host.fatal("crashed", f"{type(error).__name__}: {error}")
 
     return on_exception

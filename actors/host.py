@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import structlog
 
@@ -47,6 +47,16 @@ HEALTH_DEADLINE_S = 2.0
 LOOP_LAG = "loop_lag_seconds"  # the beat counter that says how long ago the actor's own loop last turned
 
 _log = structlog.get_logger()
+
+
+def escaped_error(context: dict[str, Any], is_strict: bool) -> Exception | None:
+    """From the context of a loop's exception handler: an error that left an actor's state half changed, or None.
+
+    That is what escapes a callback, and in strict mode a failed task too. Lost connections are everyday events.
+    """
+    error = context.get("exception")
+    is_ours = "handle" in context or (is_strict and "future" in context)
+    return error if is_ours and isinstance(error, Exception) and not isinstance(error, ConnectionError) else None
 
 
 class Uplink(Protocol):

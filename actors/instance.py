@@ -104,7 +104,10 @@ class _Instance:
 
     async def run(self) -> Outcome:
         kinds = {spec.name: spec.kind for spec in self._specs}
-        supervisor = Supervisor(self._config.supervisor, kinds, self._announce, self._publish)
+        settings = self._config.supervisor
+        if self._config.single_process:
+            settings = msgspec.structs.replace(settings, restart_budget=0)
+        supervisor = Supervisor(settings, kinds, self._announce, self._publish)
         self._peers = supervisor.peers
         router = Router(
             self._run_dir.path / SUPERVISOR_SOCKET,
@@ -123,7 +126,8 @@ class _Instance:
 
     def _launcher(self, supervisor: Supervisor) -> Launcher:
         if self._config.single_process:
-            return LocalChildren(self._specs, self._config, self._listener, supervisor.hear, supervisor.on_exit)
+            hear, on_exit, fail = supervisor.hear, supervisor.on_exit, supervisor.fail
+            return LocalChildren(self._specs, self._config, self._listener, hear, on_exit, fail)
         return Processes(self._specs, self._run_dir.path, supervisor.on_exit)
 
     def _announce(self) -> None:

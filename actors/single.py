@@ -1,7 +1,7 @@
 """All actors inside one process, for debugging: the same classes over in-memory links.
 
 Control and the gateways share the supervisor's loop, the executor has a thread. Every message still passes the codec.
-An actor that ends takes the server down: with one process there is nothing to restart into.
+An actor that ends takes the server down: there is no telling what it leaves behind in a shared process.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import structlog
 
 from epicycle.actors.errors import ActorLeft
-from epicycle.actors.host import BEAT_INTERVAL_S, AsyncHost, HostBase, ThreadHost
+from epicycle.actors.host import BEAT_INTERVAL_S, AsyncHost, HostBase, ThreadHost, escaped_error
 from epicycle.actors.ports import Actor, SyncActor
 from epicycle.actors.proc import ChildSpec
 from epicycle.transport.config import Config
@@ -63,6 +63,7 @@ class LocalChildren:
         listener: socket.socket,
         hear: Hear,
         on_exit: Callable[[str, str], None],
+        fail: Callable[[str], None],
     ) -> None:
         self._specs = {spec.name: spec for spec in specs}
         self._config = config
@@ -72,6 +73,8 @@ class LocalChildren:
         self._fabric = LocalFabric()
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._fail = fail
+        self._loop.set_exception_handler(self._on_exception)
 
     @property
     def alive(self) -> list[str]:
@@ -129,6 +132,13 @@ class LocalChildren:
             self._loop.call_soon_threadsafe(_settle, over, error)
         else:
             self._loop.call_soon_threadsafe(_settle, over, None)
+
+    def _on_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Which actor's callback it was can't be told, and needn't: the server stops."""
+        loop.default_exception_handler(context)
+        error = escaped_error(context, is_strict=False)
+        if error is not None:
+            self._fail(f"an actor's callback failed: {type(error).__name__}: {error}")
 
     def _ended(self, name: str) -> None:
         task = self._tasks.pop(name)

@@ -151,15 +151,23 @@ class Supervisor:
         if self._stop_asked.is_set():
             self.exit_code = 1
         elif self.state == "starting":
-            self._fail(f"{name} failed to start: {peer.last_error}")
+            self.fail(f"{name} failed to start: {peer.last_error}")
         elif not self._budget.spend(now_s):
-            self._fail(
+            self.fail(
                 f"{name} ended ({peer.last_error}) and the restart budget is spent: supervisor.restart_budget = "
                 f"{self._config.restart_budget} in restart_window_s = {self._config.restart_window_s:g}"
             )
         else:
             peer.restarts += 1
             self._start(name)
+
+    def fail(self, cause: str) -> None:
+        """Stop by itself, with a non-zero exit code; the first cause counts."""
+        if not self.cause:
+            self.cause = cause
+            _log.error("giving_up", actor="supervisor", cause=cause)
+        self.exit_code = 1
+        self.stop()
 
     def _start(self, name: str) -> None:
         assert self._launcher is not None, "run() comes first"
@@ -168,7 +176,7 @@ class Supervisor:
         try:
             peer.pid = self._launcher.start(name, epoch)
         except OSError as error:
-            self._fail(f"{name} can't be started: {error}")
+            self.fail(f"{name} can't be started: {error}")
             return
         _log.info("starting", actor=name, epoch=epoch, pid=peer.pid)
 
@@ -191,14 +199,6 @@ class Supervisor:
         if self.state == "starting" and self.peers.are_all_ready and not self._stop_asked.is_set():
             self.state = "running"
             self._on_up()
-
-    def _fail(self, cause: str) -> None:
-        """Stop by itself, with a non-zero exit code; the first cause counts."""
-        if not self.cause:
-            self.cause = cause
-            _log.error("giving_up", actor="supervisor", cause=cause)
-        self.exit_code = 1
-        self.stop()
 
     async def _tick_for_ever(self) -> None:
         before_s = time.monotonic()

@@ -225,6 +225,14 @@ def test_an_actor_that_crashes_ends_a_single_process_with_the_cause() -> None:
         assert "ex0 failed to start: ValueError: engine.slots is 0, must be at least 1" in server.text()
 
 
+def test_an_exception_in_a_callback_ends_a_single_process() -> None:
+    with Server(FAKES, *QUICK, "--drain", "0", "--single-process", fake={"gw0": "clumsy"}) as server:
+        server.wait_up().process.terminate()
+
+        assert 1 == server.wait_exit(4.0)
+        assert "an actor's callback failed: KeyError: 'a bug in a callback'" in server.text()
+
+
 def health_command(server: Server, *flags: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "epicycle", "health", "--run-dir", str(server.run_dir), *flags]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=20)
