@@ -113,7 +113,7 @@ class _Instance:
             self._run_dir.path / SUPERVISOR_SOCKET,
             ToSupervisor,
             on_message=lambda identity, message: supervisor.hear(message, partial(router.send, identity)),
-            on_slow=lambda identity: _log.warning("peer_slow", actor="supervisor", identity=identity.decode()),
+            on_slow=lambda identity: _log.warning("peer_slow", actor="supervisor", identity=identity.hex()),
             on_gone=lambda identity: _log.debug("peer_gone", actor="supervisor", identity=identity.hex()),
         )
         self._router_address = router.address
