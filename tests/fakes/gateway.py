@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import islice
 
 from epicycle.transport.link import Sender
-from epicycle.transport.wire.columns import I32, U16, U64, pack, unpack, unpack_list
+from epicycle.transport.wire.columns import F32, I32, U16, U64, pack, unpack, unpack_list
 from epicycle.transport.wire.control import PeerUp
 from epicycle.transport.wire.output import Fin, PromptLogprobs, ToGateway, TokenBatch
 from epicycle.transport.wire.request import Accepted, Cancel, LoopBounds, Rejected, Sampling, Submit, Verdict
@@ -18,6 +19,8 @@ class Heard:
 
     tokens: list[int] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top_ids: list[int] = field(default_factory=list)
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     accepted: int = 0
     terminals: list[Fin | Rejected] = field(default_factory=list)
@@ -39,6 +42,7 @@ class FakeGateway:
         self.number = int(host.name.removeprefix("gw"))
         self.heard: dict[int, Heard] = {}
         self.batches = 0
+        self.late_terminals = 0
         self.strangers = 0  # messages about requests that this incarnation never made; a real gateway drops them too
         self._host = host
         self._counter = 0
@@ -86,6 +90,13 @@ class FakeGateway:
         assert self._cancel is not None
         self._cancel.send(Cancel(rid, cause))
 
+    def lose_executor(self) -> None:
+        """The executor is gone: read what it sent, then end what it had accepted."""
+        self.listen()
+        for rid, heard in self.heard.items():
+            if not heard.terminals and (heard.accepted or heard.tokens):
+                heard.terminals.append(Rejected(rid, "engine_lost", "the executor is gone"))
+
     def listen(self) -> None:
         for verdict in self.verdicts.drain():
             self._take_verdict(verdict)
@@ -96,6 +107,8 @@ class FakeGateway:
         match verdict:
             case Accepted(rid=rid):
                 self.heard[rid].accepted += 1
+            case Rejected(rid=rid, code="engine_lost") if self.heard[rid].terminals:
+                self.late_terminals += 1  # control tells everybody, as it can't know what arrived
             case Rejected(rid=rid):
                 self.heard[rid].terminals.append(verdict)
 
@@ -114,15 +127,20 @@ class FakeGateway:
 
     def _take_tokens(self, batch: TokenBatch) -> None:
         self.batches += 1
-        tokens, depths, at = unpack_list(I32, batch.tokens), unpack_list(U16, batch.exit_depths), 0
-        for rid, first, count in zip(
-            unpack(U64, batch.rids), unpack(I32, batch.first_index), unpack(I32, batch.counts), strict=True
-        ):
-            at += count
+        rids, firsts, counts = unpack(U64, batch.rids), unpack(I32, batch.first_index), unpack(I32, batch.counts)
+        ks = unpack_list(I32, batch.logprob_k) or [-1] * len(rids)
+        tokens, depths = iter(unpack(I32, batch.tokens)), iter(unpack(U16, batch.exit_depths))
+        logprobs, top_ids = iter(unpack(F32, batch.logprobs)), iter(unpack(I32, batch.top_ids))
+        for rid, first, count, k in zip(rids, firsts, counts, ks, strict=True):
             if rid not in self.heard:
                 self.strangers += 1
-                continue
-            heard = self.heard[rid]
-            assert first == len(heard.tokens), "no gap and no repetition"
-            heard.tokens += tokens[at - count : at]
-            heard.depths += depths[at - count : at]
+            heard = self.heard.get(rid, Heard())
+            assert rid not in self.heard or first == len(heard.tokens), "no gap and no repetition"
+            heard.tokens += islice(tokens, count)
+            heard.depths += islice(depths, count)
+            if k >= 0:
+                heard.logprobs += islice(logprobs, count)
+                heard.top_ids += islice(top_ids, count * k)
+        assert (None, None, None) == (next(tokens, None), next(logprobs, None), next(top_ids, None)), (
+            "rows fill columns"
+        )

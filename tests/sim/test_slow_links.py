@@ -83,16 +83,13 @@ def test_logprobs_survive_merging_of_rows_with_and_without_them() -> None:
     world.step(1)
     world.fabric.blocked.add(token_link(world))
     world.step(40)
-    assert world.executor is not None
-    batch, _ = world.executor._tokens._outboxes[0]._batch()
-    tokens = [expected_tokens(3 + n, 12) for n in range(3)]
-    assert 3 * 12 * 4 == len(batch.tokens)
-    scored = memoryview(batch.logprobs).cast("f").tolist()
-    assert [mock_logprob(token) for token in tokens[1] + tokens[2]] == scored
-    assert [token + rank for token in tokens[2] for rank in range(3)] == memoryview(batch.top_ids).cast("i").tolist()
     world.fabric.blocked.clear()
     assert ["length"] * 3 == world.finish(*rids)
-    assert tokens == [world.heard(rid).tokens for rid in rids]
+    tokens = [expected_tokens(3 + n, 12) for n in range(3)]
+    heard = [world.heard(rid) for rid in rids]
+    assert tokens == [each.tokens for each in heard]
+    assert [[], *([mock_logprob(token) for token in row] for row in tokens[1:])] == [each.logprobs for each in heard]
+    assert [[], [], [token + rank for token in tokens[2] for rank in range(3)]] == [each.top_ids for each in heard]
 
 
 def test_prompt_logprobs_come_before_tokens_however_late() -> None:

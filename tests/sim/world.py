@@ -98,6 +98,8 @@ class World:
         message = PeerDown("ex0", self.executor_host.epoch, "killed by the test")
         self.executor, self.executor_host = None, None
         self.control_host.peer_down(message)
+        for gateway in self.gateways:
+            gateway.lose_executor()
 
     def kill_gateway(self, number: int) -> None:
         message = PeerDown(f"gw{number}", self.gateway_hosts[number].epoch, "killed by the test")

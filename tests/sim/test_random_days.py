@@ -1,0 +1,97 @@
+"""Days of random traffic, cancels, slow links and deaths: every request ends once, says what it should, and leaves
+nothing behind. A day is a seed, so a bad one can be lived again."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from tests.sim.world import World, expected_tokens, make_config
+
+RESERVATIONS = ("lifetime", "incremental")
+ENDS = {"length", "cancelled", "deadline", "timeout", "overloaded", "engine_lost", "not_ready"}
+
+
+class Day:
+    """Random events on one world; `ask` remembers (rid, prompt tokens) of everything asked."""
+
+    def __init__(self, seed: int, **scheduler: Any) -> None:
+        self.dice = random.Random(seed)
+        config = make_config(pages=24, slots=5, chunk_tokens=16, max_waiting=12, max_bypasses=2, **scheduler)
+        self.world = World(config, gateways=2)
+        self.asked: list[tuple[int, int]] = []
+        self.executor_epoch = 1
+
+    def ask(self) -> None:
+        prompt, gateway = self.dice.randint(1, 120), self.dice.choice(self.world.gateways)
+        rid = gateway.submit(
+            prompt=prompt,
+            max_tokens=self.dice.randint(0, 150),
+            priority=self.dice.randint(0, 2),
+            deadline_ms=self.dice.choice((0, 0, 0, 2000)),
+            logprobs=self.dice.choice((-1, -1, 0, 2)),
+        )
+        self.asked.append((rid, prompt))
+
+    def cancel(self) -> None:
+        if self.asked:
+            rid, _ = self.dice.choice(self.asked[-20:])
+            self.world.gateways[rid >> 56].cancel(rid)
+
+    def jam(self) -> None:
+        """Block one link, or lift every blockade."""
+        world = self.world
+        if world.fabric.blocked or world.executor_host is None:
+            world.fabric.blocked.clear()
+            return
+        links = [
+            world.executor_host.endpoints[0].address,
+            world.control_host.endpoints[2].address,
+            *(gateway.tokens.address for gateway in world.gateways),
+            *(gateway.verdicts.address for gateway in world.gateways),
+        ]
+        world.fabric.blocked.add(self.dice.choice(links))
+
+    def wait(self) -> None:
+        self.world.clock.advance(self.dice.random())
+        self.world.step(self.dice.randint(1, 30))
+
+    def lose_executor(self) -> None:
+        self.world.kill_executor()
+        self.world.step(self.dice.randint(0, 3))
+        self.executor_epoch += 1
+        self.world.start_executor(self.executor_epoch)
+
+    def close(self) -> None:
+        """Let everything end, then check every account."""
+        world = self.world
+        world.fabric.blocked.clear()
+        for rid, prompt in self.asked:
+            [end] = world.finish(rid)
+            assert end in ENDS
+            heard = world.heard(rid)
+            assert expected_tokens(prompt, len(heard.tokens)) == heard.tokens
+        world.assert_empty()
+        assert 0 == world.counter('requests_waiting{reason="prefill"}')
+        assert 0 == world.counter('stale_messages_total{actor="control"}') or self.executor_epoch > 1
+
+
+@pytest.mark.parametrize("reservation", RESERVATIONS)
+@pytest.mark.parametrize("seed", range(12))
+def test_busy_day(seed: int, reservation: str) -> None:
+    day = Day(seed, reservation=reservation, low_water_tokens=6, grow_tokens=12)
+    for _ in range(120):
+        day.dice.choice((day.ask, day.ask, day.ask, day.cancel, day.wait, day.wait, day.jam))()
+    day.close()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_day_on_which_executors_die(seed: int) -> None:
+    day = Day(100 + seed, reservation=RESERVATIONS[seed % 2], low_water_tokens=6, grow_tokens=12)
+    for turn in range(120):
+        if turn % 40 == 39:
+            day.lose_executor()
+        day.dice.choice((day.ask, day.ask, day.cancel, day.wait, day.jam))()
+    day.close()
