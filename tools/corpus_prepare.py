@@ -4,8 +4,9 @@
     python -m epicycle.tools.corpus_prepare build  --work W --story-mb 100 --chat-mb 150
     python -m epicycle.tools.corpus_prepare tokens --work W --vocab 4096
     python -m epicycle.tools.corpus_prepare pack   --work W --out corpus.tar.xz
+    python -m epicycle.tools.corpus_prepare sample --work W --out heldout.npy      # what exit_table scores
 
-Owns the four steps and the layout of the work folder (downloads/, text/, tokens/). Needs no torch.
+Owns the steps and the layout of the work folder (downloads/, text/, tokens/). Needs no torch.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ HELD_OUT_FRACTION, HELD_OUT_BOUNDS = 50, (8, 400)
 TOKENIZER_CHARS = {"story": 12_000_000, "chat": 12_000_000, "chitchat": 8_000_000}
 TOKENIZER_CHARS_DEFAULT = 5_000_000
 ENCODE_BATCH = 4096
+SAMPLE_ROWS, SAMPLE_TOKENS = 48, 257  # a window scores one token less than it has
 
 
 def fetch(args: argparse.Namespace) -> None:
@@ -90,7 +92,11 @@ def tokens(args: argparse.Namespace) -> None:
     folder = args.work / "tokens"
     folder.mkdir(parents=True, exist_ok=True)
     text = args.work / "text"
-    tokenizer = Tokenizer.from_file(str(args.tokenizer)) if args.tokenizer else train_tokenizer(text, args.vocab)
+    tokenizer = (
+        Tokenizer.from_file(str(args.tokenizer))
+        if args.tokenizer
+        else train_tokenizer(_tokenizer_diet(text), args.vocab)
+    )
     tokenizer.save(str(folder / "tokenizer.json"))
     stats = {}
     for name, source in SOURCES.items():
@@ -104,7 +110,7 @@ def tokens(args: argparse.Namespace) -> None:
     (folder / "stats.json").write_text(json.dumps(stats, indent=1))
 
 
-def train_tokenizer(text: Path, vocab: int) -> Tokenizer:
+def train_tokenizer(documents: Iterator[str], vocab: int) -> Tokenizer:
     """Byte-level BPE with single digits, the shape of Ouro's own; ids 0, 1, 2 are the ChatML specials."""
     tokenizer = Tokenizer(models.BPE())
     split = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -117,7 +123,7 @@ def train_tokenizer(text: Path, vocab: int) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_tokenizer_diet(text), trainer)
+    tokenizer.train_from_iterator(documents, trainer)
     return tokenizer
 
 
@@ -152,7 +158,32 @@ def pack(args: argparse.Namespace) -> None:
     print(f"{args.out}: {args.out.stat().st_size:,} bytes")
 
 
-STEPS = {"fetch": fetch, "build": build, "tokens": tokens, "pack": pack}
+def sample(args: argparse.Namespace) -> None:
+    """Write held-out windows [SAMPLE_ROWS, SAMPLE_TOKENS] (uint16), sources by their mix, spread over each."""
+    folder = args.work / "tokens"
+    mix = {name: row["mix"] for name, row in json.loads((folder / "stats.json").read_text()).items()}
+    windows = []
+    for name, rows in share_rows(mix, SAMPLE_ROWS).items():
+        stream = np.load(folder / f"val_{name}.npy")
+        starts = np.concatenate([[0], np.flatnonzero(stream[:-1] == 0) + 1])
+        starts = starts[starts + SAMPLE_TOKENS <= len(stream)]
+        picks = starts[np.linspace(0, len(starts) - 1, rows).astype(int)]
+        windows += [stream[start : start + SAMPLE_TOKENS] for start in picks]
+        print(f"{name:9s} {rows} windows")
+    np.save(args.out, np.stack(windows).astype(np.uint16))
+
+
+def share_rows(mix: dict[str, float], rows: int) -> dict[str, int]:
+    """Whole rows per source by largest remainder."""
+    exact = {name: share * rows / sum(mix.values()) for name, share in mix.items()}
+    given = {name: int(value) for name, value in exact.items()}
+    by_remainder = sorted(exact, key=lambda name: given[name] - exact[name])
+    for name in by_remainder[: rows - sum(given.values())]:
+        given[name] += 1
+    return given
+
+
+STEPS = {"fetch": fetch, "build": build, "tokens": tokens, "pack": pack, "sample": sample}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -166,7 +197,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="seed of the generators and of the held-out choice")
     parser.add_argument("--vocab", type=int, default=4096, help="size of a new tokenizer")
     parser.add_argument("--tokenizer", type=Path, help="use this tokenizer.json instead of training one")
-    parser.add_argument("--out", type=Path, default=Path("corpus.tar.xz"), help="archive that `pack` writes")
+    parser.add_argument("--out", type=Path, default=Path("corpus.tar.xz"), help="file that `pack` or `sample` writes")
     args = parser.parse_args(argv)
     STEPS[args.step](args)
     return 0

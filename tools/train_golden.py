@@ -29,7 +29,6 @@ SERVING_TEXTS = (
     chat_prompt(["Tell me a story about a fox named Pip."]),
     chat_prompt(["What does happy mean?"]),
 )
-GREEDY_TOKENS, SERVING_TOKENS = 32, 40
 # 2.0 is the historic spelling of "never early" in golden.json.
 GOLDEN_THRESHOLDS = (0.5, 0.7, 0.9, 2.0)
 HUGINN_LOOPS = (1, 2, 4, 8)
@@ -63,13 +62,13 @@ def serving_runs(loops: int) -> tuple[tuple[float, int, int], ...]:
 
 
 @torch.no_grad()
-def ouro_golden(model: OuroModel, tokenizer: Tokenizer) -> dict[str, Any]:
+def ouro_golden(model: OuroModel, tokenizer: Tokenizer, max_tokens: int) -> dict[str, Any]:
     """golden.json of an Ouro-style model. The model must be in float32."""
-    cases = [_ouro_case(model, tokenizer, text) for text in OURO_TEXTS]
+    cases = [_ouro_case(model, tokenizer, text, max_tokens) for text in OURO_TEXTS]
     return {"note": OURO_NOTE, "cases": cases}
 
 
-def _ouro_case(model: OuroModel, tokenizer: Tokenizer, text: str) -> dict[str, Any]:
+def _ouro_case(model: OuroModel, tokenizer: Tokenizer, text: str, max_tokens: int) -> dict[str, Any]:
     prompt = encode(tokenizer, text)
     ids = torch.tensor([prompt], device=model.lm_head.weight.device)
     states = model.all_depths(ids)
@@ -81,13 +80,15 @@ def _ouro_case(model: OuroModel, tokenizer: Tokenizer, text: str) -> dict[str, A
         "top5": [_top(head_logits(state[0, -1], model.lm_head.weight)) for state in states],
     }
     for threshold in GOLDEN_THRESHOLDS:
-        case[f"greedy_q{threshold}"] = _greedy_entry(model, tokenizer, ids, threshold)
+        case[f"greedy_q{threshold}"] = _greedy_entry(model, tokenizer, ids, threshold, max_tokens)
     return case
 
 
-def _greedy_entry(model: OuroModel, tokenizer: Tokenizer, ids: Tensor, threshold: float) -> dict[str, Any]:
+def _greedy_entry(
+    model: OuroModel, tokenizer: Tokenizer, ids: Tensor, threshold: float, max_tokens: int
+) -> dict[str, Any]:
     rule = ExitRule(threshold, 1, model.shape.loops)
-    written = write(ouro_next(model, lambda _: rule), ids[0].tolist(), GREEDY_TOKENS, ids.device)
+    written = write(ouro_next(model, lambda _: rule), ids[0].tolist(), max_tokens, ids.device)
     return {
         "ids": written.text_ids,
         "depths": written.depths,
@@ -97,12 +98,12 @@ def _greedy_entry(model: OuroModel, tokenizer: Tokenizer, ids: Tensor, threshold
 
 
 @torch.no_grad()
-def ouro_serving_golden(model: OuroModel, tokenizer: Tokenizer) -> dict[str, Any]:
+def ouro_serving_golden(model: OuroModel, tokenizer: Tokenizer, max_tokens: int) -> dict[str, Any]:
     """golden_serving.json of an Ouro-style model. The model must be in float32."""
     cases = []
     for text in SERVING_TEXTS:
         prompt = encode(tokenizer, text)
-        runs = [serve_greedily(model, prompt, *bounds) for bounds in serving_runs(model.shape.loops)]
+        runs = [serve_greedily(model, prompt, max_tokens, *bounds) for bounds in serving_runs(model.shape.loops)]
         entries = [
             _serving_entry(tokenizer, written, bounds)
             for written, bounds in zip(runs, serving_runs(model.shape.loops), strict=True)
@@ -111,7 +112,9 @@ def ouro_serving_golden(model: OuroModel, tokenizer: Tokenizer) -> dict[str, Any
     return {"note": SERVING_NOTE, "cases": cases}
 
 
-def serve_greedily(model: OuroModel, prompt: list[int], threshold: float, min_loops: int, max_loops: int) -> Written:
+def serve_greedily(
+    model: OuroModel, prompt: list[int], max_tokens: int, threshold: float, min_loops: int, max_loops: int
+) -> Written:
     """Greedy continuation under serving semantics: the prompt at full depth, the rest by rule and bounds."""
     full = model.shape.loops
 
@@ -119,7 +122,7 @@ def serve_greedily(model: OuroModel, prompt: list[int], threshold: float, min_lo
         is_prompt = torch.arange(ids.shape[1], device=ids.device)[None] < len(prompt)
         return ExitRule(threshold, torch.where(is_prompt, full, min_loops), torch.where(is_prompt, full, max_loops))
 
-    return write(ouro_next(model, rule), prompt, SERVING_TOKENS, model.lm_head.weight.device)
+    return write(ouro_next(model, rule), prompt, max_tokens, model.lm_head.weight.device)
 
 
 def _serving_entry(tokenizer: Tokenizer, written: Written, bounds: tuple[float, int, int]) -> dict[str, Any]:
@@ -136,7 +139,7 @@ def _serving_entry(tokenizer: Tokenizer, written: Written, bounds: tuple[float, 
 
 
 @torch.no_grad()
-def huginn_golden(model: HuginnModel, tokenizer: Tokenizer) -> dict[str, Any]:
+def huginn_golden(model: HuginnModel, tokenizer: Tokenizer, max_tokens: int) -> dict[str, Any]:
     """golden.json of a Huginn-style model. The model must be in float32."""
     loops = HUGINN_LOOPS[-1]
     cases = []
@@ -145,7 +148,7 @@ def huginn_golden(model: HuginnModel, tokenizer: Tokenizer) -> dict[str, Any]:
         ids = torch.tensor([prompt], device=model.head.device)
         states = model.states_after(ids, HUGINN_LOOPS)
         tops = (_top(head_logits(state[0, -1], model.head)) for state in states)
-        written = write(huginn_next(model, loops), prompt, GREEDY_TOKENS, ids.device)
+        written = write(huginn_next(model, loops), prompt, max_tokens, ids.device)
         cases.append(
             {
                 "text": text,

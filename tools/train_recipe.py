@@ -70,6 +70,7 @@ class Recipe:
     eval_tokens: int = _knob(32_768, "held-out tokens per source in an evaluation")
     eval_rows: int = _knob(32, "rows per evaluation batch")
     sample_tokens: int = _knob(140, "tokens per sample text in the report")
+    golden_tokens: int = _knob(40, "most tokens per reference text in the golden files")
     log_every_s: float = _knob(10.0, "seconds between progress lines")
 
     def __post_init__(self) -> None:

@@ -44,8 +44,9 @@ def run_ouro(run: Run) -> None:
     train_files.save_tensors(head, run.out / "lookahead.safetensors")
     report |= ouro_samples(run, model)
     _use_float32(model)
-    train_files.save_json(run.out / "golden.json", ouro_golden(model, run.tokenizer))
-    train_files.save_json(run.out / "golden_serving.json", ouro_serving_golden(model, run.tokenizer))
+    words, limit = run.tokenizer, run.recipe.golden_tokens
+    train_files.save_json(run.out / "golden.json", ouro_golden(model, words, limit))
+    train_files.save_json(run.out / "golden_serving.json", ouro_serving_golden(model, words, limit))
     train_files.save_json(run.out / "report.json", report, indent=1)
 
 
@@ -60,7 +61,8 @@ def run_huginn(run: Run) -> None:
     report |= measure_huginn(run, model)
     report |= huginn_samples(run, model)
     _use_float32(model)
-    train_files.save_json(run.out / "golden.json", huginn_golden(model, run.tokenizer))
+    words, limit = run.tokenizer, run.recipe.golden_tokens
+    train_files.save_json(run.out / "golden.json", huginn_golden(model, words, limit))
     train_files.save_json(run.out / "report.json", report, indent=1)
 
 
