@@ -7,6 +7,8 @@ blocks of a fixed height; where even that fails, it raises SelfCheckError naming
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -39,6 +41,7 @@ def choose_ops(spec: ModelSpec, dtype: torch.dtype, most_rows: int) -> TiledOps:
         ops = TiledOps(row_tile, is_blocked)
         failed = next((shape for shape in shapes if not _is_invariant(ops, shape, dtype, most_rows)), None)
         if failed is None:
+            _check_rowwise(ops, spec, dtype, most_rows)
             return ops
     raise SelfCheckError(
         "not_invariant",
@@ -60,11 +63,39 @@ def _is_invariant(ops: TiledOps, shape: tuple[int, int], dtype: torch.dtype, mos
     x = torch.randn(most_rows, inputs, generator=generator).to(dtype)
     # Columns are independent in every library's order; a bounded number keeps the check short for big models.
     weight = (torch.randn(min(outputs, 8192), inputs, generator=generator) * inputs**-0.5).to(dtype)
-    whole = ops.linear(x, weight)
-    order = torch.randperm(most_rows, generator=generator)
-    if not torch.equal(ops.linear(x[order], weight), whole[order]):
+    return _agrees(lambda rows: ops.linear(rows, weight), x)
+
+
+def _agrees(function: Callable[[Tensor], Tensor], x: Tensor) -> bool:
+    """Whether `function` gives each row of x the same bits shuffled and in batches of every size."""
+    whole = function(x)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(len(x)))
+    if not torch.equal(function(x[order]), whole[order]):
         return False
-    return all(torch.equal(ops.linear(x[:count], weight), whole[:count]) for count in row_counts(most_rows))
+    return all(torch.equal(function(x[:count]), whole[:count]) for count in row_counts(len(x)))
+
+
+@torch.inference_mode()
+def _check_rowwise(ops: TiledOps, spec: ModelSpec, dtype: torch.dtype, most_rows: int) -> None:
+    """Norms, activations and the exit gate; raises SelfCheckError. No setting changes how they are computed."""
+    generator = torch.Generator().manual_seed(most_rows)
+    hidden, inner = (
+        torch.randn(most_rows, width, generator=generator).to(dtype)
+        for width in (spec.hidden_size, spec.intermediate_size)
+    )
+    weight, bias = hidden[:1].clone(), hidden[0, :1].clone()
+    checks = {
+        "rms_norm": (lambda rows: ops.rms_norm(rows, weight[0], spec.norm_eps), hidden),
+        "silu": (lambda rows: ops.silu_mul(rows, rows), inner),
+        "gate": (lambda rows: ops.gate_logit(rows, weight, bias), hidden),
+    }
+    for name, (function, rows) in checks.items():
+        if not _agrees(function, rows):
+            raise SelfCheckError(
+                "not_invariant",
+                f"{name} of {list(rows.shape)} in {dtype} differs in bits between a row alone and a row in company; "
+                "set cpu_threads to 1, or serve with numerics fast",
+            )
 
 
 @torch.inference_mode()

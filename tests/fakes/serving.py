@@ -27,7 +27,7 @@ class Ask:
 
     prompt: Sequence[int]
     sampling: Sampling
-    loops: LoopBounds = LoopBounds()
+    loops: LoopBounds = field(default_factory=LoopBounds)
     noise_seed: int = 0
     limit_tokens: int | None = None
 
