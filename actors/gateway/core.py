@@ -1,0 +1,66 @@
+"""What the gateway's routes share: configuration, the served model, the table, and the way to start a generation.
+
+Composition of the gateway's own parts, free of HTTP, so that the ZeroMQ endpoint uses the same object.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor
+
+from epicycle.actors.gateway.errors import ApiError
+from epicycle.actors.gateway.generation import Generation
+from epicycle.actors.gateway.health_cache import HealthCache
+from epicycle.actors.gateway.links import ControlLinks
+from epicycle.actors.gateway.metrics import GatewayGauges, GatewayMetrics
+from epicycle.actors.gateway.pieces import Sink
+from epicycle.actors.gateway.served import ModelFiles, Served, serve
+from epicycle.actors.gateway.spec import Spec
+from epicycle.actors.gateway.table import Table
+from epicycle.actors.gateway.tokenizer import ServedTokenizer
+from epicycle.actors.gateway.validate import Validator
+from epicycle.actors.ports import Host
+from epicycle.transport.wire.control import Capabilities
+
+
+class Core:
+    """All methods on the gateway's loop."""
+
+    def __init__(self, host: Host, number: int, files: ModelFiles, threads: Executor) -> None:
+        self.name = host.name
+        self.epoch = host.epoch
+        self.config = host.config
+        self.files = files
+        self.table = Table(number, host.epoch)
+        self.links = ControlLinks(host.fabric)
+        self.metrics = GatewayMetrics()
+        self.validator = Validator(host.config, threads)
+        self.health = HealthCache(host)
+        self.served: Served | None = None
+        self.is_draining = False
+
+    def set_facts(self, facts: Capabilities | None) -> None:
+        """An executor is up with these facts, or gone."""
+        self.served = None if facts is None else serve(self.files, facts)
+
+    def admit(self) -> Served:
+        """What a new request is checked against. Raises ApiError 503 when none can be taken."""
+        if self.is_draining:
+            raise ApiError("draining", "the server is shutting down and takes no new requests")
+        if self.served is None:
+            raise ApiError("not_ready", "no executor is ready: it is loading or restarting")
+        if not self.links.is_up:
+            raise ApiError("not_ready", "the control process is not up: it is starting or restarting")
+        return self.served
+
+    def generation(self, spec: Spec, sink: Sink, tokenizer: ServedTokenizer | None) -> Generation:
+        return Generation(spec, sink, self.table, self.links, self.metrics, tokenizer)
+
+    def gauges(self) -> GatewayGauges:
+        counts = self.table.counts
+        return GatewayGauges(
+            name=self.name,
+            in_flight=len(self.table),
+            stale_messages=counts.other_epoch + counts.late_terminals,
+            refused_sends=self.links.refused_sends,
+            waiting_cancels=self.links.waiting_cancels,
+        )
