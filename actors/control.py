@@ -119,6 +119,8 @@ class Control:
 
     def turn(self) -> None:
         """Every actor handles its inbox until nobody has anything to say; then the executor hears it all at once."""
+        if self._stopped.is_set():  # the links are closed or about to be: peers that leave too change nothing
+            return
         while True:
             self.scheduler.turn()
             self.admission.turn()
@@ -234,7 +236,7 @@ class Control:
             "plans_total": plans,
             "merged_plan_changes_total": merged_plans,
             'stale_messages_total{actor="control"}': admission.stale_messages + scheduler.stale_messages,
-            'stale_messages_total{actor="executor"}': total("stale_messages"),
+            'stale_messages_total{actor="pump"}': total("stale_messages"),
             'send_again_total{link="verdicts"}': self._verdicts.refused_sends,
         }
         counters |= {f'rejections_total{{code="{code}"}}': n for code, n in admission.rejections.items()}

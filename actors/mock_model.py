@@ -16,7 +16,7 @@ from epicycle.transport.wire.request import LoopBounds
 
 FIRST_LETTER_ID = 67  # "a" in the embedded tokenizer; the 26 letters follow one another
 LETTERS = 26
-DEFAULT_EXIT_RULES = {"ouro": "ouro", "huginn_raven": "latent_diff", "nanbeige": "none"}
+DEFAULT_EXIT_RULES = {"ouro": "ouro", "huginn_raven": "latent_diff", "nanbeige": "fixed"}
 
 
 def mock_key(prompt: memoryview) -> int:
@@ -70,7 +70,7 @@ def mock_capabilities(config: Config) -> Capabilities:
         model_context_tokens=model_context_tokens,
         loops=loops,
         eos_ids=pack(I32, _ids(facts.get("eos_token_id"))),
-        exit_rule=engine.exit_rule or DEFAULT_EXIT_RULES.get(model_type, "none"),
+        exit_rule=engine.exit_rule or DEFAULT_EXIT_RULES.get(model_type, "fixed"),
         can_exit_early=model_type != "nanbeige",
         slots=engine.slots,
         total_pages=config.executor.mock_pages,

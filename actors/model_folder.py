@@ -10,7 +10,7 @@ from pathlib import Path
 from epicycle.transport.config import ConfigError
 
 _MODELS = Path(__file__).resolve().parent.parent / "engine" / "models"
-EMBEDDED = {"embedded:ouro": "ouro-tiny", "embedded:huginn": "huginn-tiny"}
+EMBEDDED = {"embedded": "ouro-tiny", "embedded:ouro": "ouro-tiny", "embedded:huginn": "huginn-tiny"}
 
 
 def model_folder(model: str) -> Path:

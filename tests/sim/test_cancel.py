@@ -122,5 +122,5 @@ def test_slots_and_pages_are_reused_only_after_the_executor_freed_them() -> None
     assert 1 == world.counter("requests_running")
     assert 1 == world.counter('requests_waiting{reason="capacity"}')
     assert ["cancelled", "length"] == world.finish(first, second)
-    assert 0 == world.counter('stale_messages_total{actor="executor"}')
+    assert 0 == world.counter('stale_messages_total{actor="pump"}')
     world.assert_empty()
