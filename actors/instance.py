@@ -34,7 +34,7 @@ BACKLOG = 1024
 MODULES = {
     "executor": "epicycle.actors.executor",
     "control": "epicycle.actors.control",
-    "gateway": "epicycle.actors.gateway",
+    "gateway": "epicycle.actors.gateway.__main__",  # like the others it both runs and has make_actor
 }
 
 _log = structlog.get_logger()

@@ -29,14 +29,14 @@ POLL_S = 0.02
 
 
 class Server:
-    """`module` is run with `--port 0` and a run directory of its own; use as a context manager."""
+    """`command` (what follows `python -m`) is run with `--port 0` and a run directory of its own; use as a context manager."""
 
-    def __init__(self, module: str, *flags: str, fake: dict[str, str] | None = None, port: int = 0) -> None:
+    def __init__(self, command: str, *flags: str, fake: dict[str, str] | None = None, port: int = 0) -> None:
         self.run_dir = Path(tempfile.mkdtemp(prefix="epi-"))
         self.run_dir.chmod(0o700)
         self.log = self.run_dir.with_suffix(".log")
         self.port = port
-        words = [sys.executable, "-m", module, "--port", str(port), "--run-dir", str(self.run_dir), *flags]
+        words = [sys.executable, "-m", *command.split(), "--port", str(port), "--run-dir", str(self.run_dir), *flags]
         environment = os.environ | {"EPICYCLE_FAKE": json.dumps(fake or {}), "OMP_NUM_THREADS": "1"}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
