@@ -143,7 +143,7 @@ def read_chatbot(downloads: Path) -> list[str]:
 
 def _topic_documents(topic: str, text: str) -> list[str]:
     documents = []
-    for lines in _yaml_conversations(text):
+    for lines in yaml_conversations(text):
         if len(lines) < 2 or any(is_unwanted(line) for line in lines):
             continue
         if topic in ("conversations", "greetings"):
@@ -154,7 +154,7 @@ def _topic_documents(topic: str, text: str) -> list[str]:
     return documents
 
 
-def _yaml_conversations(text: str) -> list[list[str]]:
+def yaml_conversations(text: str) -> list[list[str]]:
     """The lists of strings in a topic file, which uses three shapes of line only."""
     conversations: list[list[str]] = []
     for line in text.splitlines():
@@ -181,11 +181,11 @@ def read_austen(downloads: Path) -> list[str]:
     with tempfile.TemporaryDirectory() as scratch:
         subprocess.run(["dpkg", "-x", str(_only(downloads, "r-cran-janeaustenr_*.deb")), scratch], check=True)
         (database,) = Path(scratch).rglob("janeaustenr/data/Rdata.rdb")
-        novels = list(_r_strings(database.read_bytes()))
+        novels = list(r_strings(database.read_bytes()))
     return [document for lines in novels for document in _novel_documents("\n".join(lines[8:]))]
 
 
-def _r_strings(database: bytes) -> Iterator[list[str]]:
+def r_strings(database: bytes) -> Iterator[list[str]]:
     """Character vectors of an R lazy-load database: 4 bytes of size, then a zlib stream, again and again."""
     while len(database) > 4:
         stream = zlib.decompressobj()

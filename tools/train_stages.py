@@ -23,7 +23,7 @@ from epicycle.tools.train_run import Run
 from epicycle.tools.train_samples import huginn_samples, ouro_samples
 
 # torch.compile specialises per sequence length and exit-aware form; the default limit is lower.
-COMPILE_CACHE = 64
+RECOMPILE_LIMIT = 64
 
 
 def run_ouro(run: Run) -> None:
@@ -72,7 +72,7 @@ RUNS: dict[str, Callable[[Run], None]] = {"ouro": run_ouro, "huginn": run_huginn
 def _begin(run: Run, model: OuroModel | HuginnModel) -> dict[str, Any]:
     model.activation_dtype = run.activation_dtype()
     if run.compiles():
-        torch._dynamo.config.cache_size_limit = COMPILE_CACHE
+        torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
         model.compile_layers()
     params = sum(parameter.numel() for parameter in model.parameters())
     run.journal.say(f"{run.recipe.arch}-style model of {params:,} parameters, {2 * params:,} bytes in bfloat16")

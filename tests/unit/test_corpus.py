@@ -19,7 +19,7 @@ from epicycle.tools.corpus_clean import (
     without_duplicates,
 )
 from epicycle.tools.corpus_prepare import share_rows
-from epicycle.tools.corpus_sources import SOURCES, Country, Meaning, _r_strings, _yaml_conversations
+from epicycle.tools.corpus_sources import SOURCES, Country, Meaning, r_strings, yaml_conversations
 from epicycle.tools.corpus_stories import PLOTS, Plot, tell
 from epicycle.tools.corpus_synth import make_piece
 from epicycle.tools.corpus_tasks import TASKS, ask_kind, ask_sort, ask_sum, ask_where
@@ -137,12 +137,12 @@ def test_strings_are_read_out_of_an_r_database() -> None:
     item = b"X\n" + struct.pack(">iii", 2, 0, 0) + struct.pack(">ii", 16, len(lines)) + cells
     not_strings = b"X\n" + struct.pack(">iii", 2, 0, 0) + struct.pack(">ii", 13, 0)
     database = b"".join(struct.pack(">i", len(part)) + zlib.compress(part) for part in (not_strings, item))
-    assert [lines] == list(_r_strings(database))
+    assert [lines] == list(r_strings(database))
 
 
 def test_conversations_are_read_out_of_a_topic_file() -> None:
     text = "categories:\n- x\nconversations:\n- - 'Don''t?'\n  - A long\n    answer\n- - Next\n  - Yes\n"
-    assert [["Don't?", "A long answer"], ["Next", "Yes"]] == _yaml_conversations(text)
+    assert [["Don't?", "A long answer"], ["Next", "Yes"]] == yaml_conversations(text)
 
 
 def test_rows_are_shared_by_largest_remainder() -> None:
