@@ -48,6 +48,7 @@ class Pump:
         self._poison = poison
         self._clock = clock
         self._residents: dict[int, Resident] = {}
+        self._last_gens: dict[int, int] = {}  # by slot
         self._prompts = PromptQueue(chunk_tokens, pool.facts.serial_prompts)
         self._out = Outbox(epoch)
         self.counters = self._out.counters
@@ -73,6 +74,7 @@ class Pump:
         """Drop every slot without Fin; the next report is empty and carries `control_epoch`."""
         for resident in list(self._residents.values()):
             self._release(resident)
+        self._last_gens.clear()
         self._out.clear()
         self._out.control_epoch = control_epoch
         self._out.plan_seq = 0
@@ -106,9 +108,11 @@ class Pump:
         counters.mixed_depth_ticks += len(work.depths) > 1
 
     def _join(self, join: Join) -> None:
-        if join.slot in self._residents or not 0 <= join.slot < self._slot_count:
+        is_stale = join.gen <= self._last_gens.get(join.slot, -1)
+        if is_stale or join.slot in self._residents or not 0 <= join.slot < self._slot_count:
             self.counters.stale_messages += 1
             return
+        self._last_gens[join.slot] = join.gen
         prompt, pages = unpack_list(I32, join.prompt), unpack_list(I32, join.pages)
         assert join.limit_tokens <= len(pages) * self._pool.page_tokens, "a lease needs the pages of its positions"
         # The last prompt token is always computed: its state is what the first output is sampled from.

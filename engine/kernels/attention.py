@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -48,12 +49,13 @@ class TileOrder:
 def tile_order(tiles: Tensor) -> TileOrder:
     """The pairs of blocks with `tiles` [B] int64, each at least 1."""
     counts: list[int] = tiles.tolist()
-    falling = sorted(counts, reverse=True)
-    order = None if counts == falling else torch.argsort(tiles, descending=True, stable=True)
-    live = [sum(count > tile for count in falling) for tile in range(falling[0])]
-    pairs = [(block, tile) for tile, count in enumerate(live) for block in range(count)]
-    block, tile = torch.tensor(pairs, dtype=torch.int64, device=tiles.device).unbind(1)
-    return TileOrder(order, live, block, tile)
+    falling = all(left >= right for left, right in pairwise(counts))
+    order = None if falling else torch.argsort(tiles, descending=True, stable=True)
+    index = torch.arange(max(counts), device=tiles.device)
+    live = (tiles.unsqueeze(1) > index).sum(0)
+    tile = torch.repeat_interleave(index, live)
+    block = torch.arange(len(tile), device=tiles.device) - (live.cumsum(0) - live)[tile]
+    return TileOrder(order, live.tolist(), block, tile)
 
 
 def tile_work(order: TileOrder, cells: Tensor, hidden: Tensor, kv_heads: int) -> TileWork:

@@ -52,8 +52,10 @@ class TiledOps:
         return self.linear(x, weight).float()
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        # The library's norm reduces each row by itself; without a weight it is float32 inside, as the contract asks.
-        return F.rms_norm(x.float(), (x.shape[1],), None, eps).to(x.dtype) * weight
+        # Fewer calls than the library's norm; each row is reduced by itself there and here.
+        wide = x.float()
+        scale = (wide * wide).sum(-1, keepdim=True).div_(x.shape[1]).add_(eps).rsqrt_()
+        return (wide * scale).to(x.dtype).mul_(weight)
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
         width = gate.shape[1]

@@ -254,6 +254,17 @@ class TestSlots:
         serving.run()
         assert 1 == len({serving.outcomes[each].bits for each in (rid, rid + 2, rid + 4)})
 
+    def test_a_join_with_an_old_gen_is_stale_even_when_the_slot_is_free(self, engine: Engine) -> None:
+        serving = Serving(engine)
+        rid = serving.submit(Ask(PROMPT, GREEDY))
+        join = serving._join(*serving.waiting.pop())
+        serving.plan(joins=[join])
+        serving.run()
+        serving.plan(joins=[join])
+        assert 1 == serving.pump.counters.stale_messages
+        serving.step()
+        assert 8 == len(serving.outcomes[rid].tokens)
+
     def test_reset_drops_every_slot_without_a_terminal(self, engine: Engine) -> None:
         serving = Serving(engine)
         for ask in asks(4):
@@ -296,7 +307,7 @@ class TestSlots:
         warm.plan(
             joins=[
                 type(join)(
-                    **{name: getattr(join, name) for name in join.__struct_fields__} | {"gen": 1, "prefix_tokens": 16}
+                    **{name: getattr(join, name) for name in join.__struct_fields__} | {"gen": 2, "prefix_tokens": 16}
                 )
             ]
         )
