@@ -7,6 +7,8 @@ no page is left and none is about to come back, the youngest row is told that it
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from epicycle.actors.slot_table import SlotTable
 from epicycle.kvstore.ledger import Census, Ledger
 from epicycle.kvstore.reserve import ReserveRule, pages_for
@@ -70,13 +72,14 @@ class Leases:
         self._watch(slot)
         return pack(I32, table), pages * self._rule.page_tokens
 
-    def is_low(self, slot: int, tokens: int) -> bool:
-        return tokens > self._grow_at[slot]
-
-    def ask(self, slot: int) -> None:
-        """The row is low: it gets pages in the next `serve` that has some."""
-        if slot not in self._ending:
-            self._hungry.add(slot)
+    def note(self, slots: Iterable[int]) -> None:
+        """These rows have moved: the low ones get pages in the next `serve` that has some."""
+        if not self._growing:
+            return
+        held, grow_at = self._table.tokens, self._grow_at
+        for slot in slots:
+            if 0 <= slot < len(grow_at) and held[slot] > grow_at[slot] and slot not in self._ending:
+                self._hungry.add(slot)
 
     def end(self, slot: int) -> None:
         """The row is on its way out: no growth for it, and others may wait for its pages."""
@@ -110,7 +113,7 @@ class Leases:
         pages = self._ledger.grow(slot, min(wanted, self.free_pages))
         self._held[slot] += len(pages)
         self._watch(slot)
-        if not self.is_low(slot, table.tokens[slot]):
+        if table.tokens[slot] <= self._grow_at[slot]:
             self._hungry.discard(slot)
         return Grow(slot, table.gens[slot], pack(I32, pages), self._held[slot] * self._rule.page_tokens)
 

@@ -34,7 +34,7 @@ from epicycle.actors.step_reports import ReportTotals
 from epicycle.kvstore.ledger import Census
 from epicycle.transport.config import Config
 from epicycle.transport.link import Sender
-from epicycle.transport.wire.columns import unpack
+from epicycle.transport.wire.columns import I32, unpack
 from epicycle.transport.wire.plan import Evict, Join, StepReport
 from epicycle.transport.wire.request import Accepted, Verdict
 
@@ -154,15 +154,10 @@ class Scheduler:
         self.progress += 1
         self.totals.update(report)
         table, leases = executor.table, executor.leases
-        moved = zip(unpack("i", report.slots), unpack("i", report.gens), unpack("i", report.tokens), strict=True)
-        for slot, gen, tokens in moved:
-            if not table.is_current(slot, gen):
-                self.stale_messages += 1
-                continue
-            table.advance(slot, tokens)
-            if leases.is_low(slot, tokens):
-                leases.ask(slot)
-        for slot, gen in zip(unpack("i", report.freed_slots), unpack("i", report.freed_gens), strict=True):
+        slots = unpack(I32, report.slots)
+        self.stale_messages += table.advance(slots, unpack(I32, report.gens), unpack(I32, report.tokens))
+        leases.note(slots)
+        for slot, gen in zip(unpack(I32, report.freed_slots), unpack(I32, report.freed_gens), strict=True):
             if table.is_current(slot, gen):
                 self._free(executor, slot)
             else:

@@ -6,7 +6,7 @@ apart. It must not know pages, plans or clocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 FREE = -1
 
@@ -63,11 +63,21 @@ class SlotTable:
         self.prefilling += 1
         return slot
 
-    def advance(self, slot: int, tokens: int) -> None:
-        """The row in `slot` holds `tokens` positions."""
-        if self.tokens[slot] < self.prompt_tokens[slot] <= tokens:
-            self.prefilling -= 1
-        self.tokens[slot] = tokens
+    def advance(self, slots: Sequence[int], gens: Sequence[int], tokens: Sequence[int]) -> int:
+        """Columns of a report: the row of (slot, gen) holds so many positions. Returns how many named no row here.
+
+        The one loop that runs for every row of every step, so it is written out.
+        """
+        rids, gens_here, held, prompts = self.rids, self.gens, self.tokens, self.prompt_tokens
+        stale, count = 0, len(rids)
+        for slot, gen, now in zip(slots, gens, tokens, strict=True):
+            if not 0 <= slot < count or gens_here[slot] != gen or rids[slot] == FREE:
+                stale += 1
+                continue
+            if held[slot] < prompts[slot] <= now:
+                self.prefilling -= 1
+            held[slot] = now
+        return stale
 
     def release(self, slot: int) -> int:
         """Free the slot; the rid that had it."""

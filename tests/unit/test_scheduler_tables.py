@@ -52,14 +52,21 @@ def test_rows_are_listed_oldest_first_and_found_by_rid() -> None:
 def test_prefilling_counts_rows_whose_prompt_is_not_written() -> None:
     table = SlotTable(2)
     one, two = table.take(7, 0, 10, 4), table.take(8, 0, 10, 4)
-    table.advance(one, 9)
+    assert 0 == table.advance([one], [1], [9])
     assert 2 == table.prefilling
-    table.advance(one, 10)
-    table.advance(one, 11)
+    assert 0 == table.advance([one], [1], [10])
+    assert 0 == table.advance([one], [1], [11])
     assert 1 == table.prefilling
     table.release(two)
     table.release(one)
     assert 0 == table.prefilling
+
+
+def test_reports_about_rows_that_are_not_here_are_counted_and_change_nothing() -> None:
+    table = SlotTable(2)
+    slot = table.take(7, 0, 10, 4)
+    assert 4 == table.advance([slot, 1 - slot, -1, 2], [2, 0, 1, 1], [5, 5, 5, 5])
+    assert [0, 0] == table.tokens
 
 
 def make_leases(pages: int, slots: int = 4) -> tuple[SlotTable, Leases]:
@@ -77,9 +84,8 @@ def take(table: SlotTable, leases: Leases, rid: int, pages: int, max_tokens: int
 
 
 def report(table: SlotTable, leases: Leases, slot: int, tokens: int) -> None:
-    table.advance(slot, tokens)
-    if leases.is_low(slot, tokens):
-        leases.ask(slot)
+    assert 0 == table.advance([slot], [table.gens[slot]], [tokens])
+    leases.note([slot])
 
 
 def test_lease_grows_below_its_low_water_mark_only() -> None:
