@@ -20,7 +20,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from epicycle.transport.client import ask_health
-from epicycle.transport.errors import ClientError
 from epicycle.transport.wire.control import ActorHealth, HealthReply
 from epicycle.transport.zmq_link import ipc_address
 
@@ -29,7 +28,7 @@ POLL_S = 0.02
 
 
 class Server:
-    """`command` (what follows `python -m`) is run with `--port 0` and a run directory of its own; use as a context manager."""
+    """`command` (what follows `python -m`) runs with `--port 0` and a run directory of its own until the block ends."""
 
     def __init__(self, command: str, *flags: str, fake: dict[str, str] | None = None, port: int = 0) -> None:
         self.run_dir = Path(tempfile.mkdtemp(prefix="epi-"))
@@ -78,13 +77,12 @@ class Server:
         return next(actor for actor in self.health().actors if actor.name == name)
 
     def pids(self) -> list[int]:
-        """The children as they are now; none when the supervisor doesn't answer."""
-        if self.process.poll() is not None or not (self.run_dir / "sup").exists():
-            return []
+        """The living children, as the kernel tells."""
         try:
-            return [actor.pid for actor in self.health().actors if actor.pid]
-        except ClientError:
+            children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        except OSError:
             return []
+        return [int(pid) for pid in children.split()]
 
     def until(self, condition: Callable[[], object], what: str, timeout_s: float = 10.0) -> float:
         """Poll until `condition` is true; the seconds it took."""
