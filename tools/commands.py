@@ -7,7 +7,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "health": ("epicycle.tools.health", "ask a running server how each of its actors is"),
     "generate": ("epicycle.tools.generate", "one answer, token by token, with the depth of each token"),
     "plan": ("epicycle.tools.plan", "what a model's weights and KV cost, and what fits"),
-    "bench-hop": ("epicycle.tools.bench_hop", "measure what one message between processes costs"),
+    "bench-hop": ("epicycle.tools.bench_hop", "the host path's tokens a second beside a bare SSE server's"),
+    "exit-table": ("epicycle.tools.exit_table", "loops, loss and speed by exit threshold"),
 }
 
 

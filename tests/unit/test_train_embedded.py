@@ -13,8 +13,9 @@ import torch
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
+from epicycle.engine.models.locate import locate
 from epicycle.tools import train_files, train_golden
-from epicycle.tools.exit_table import EMBEDDED, render
+from epicycle.tools.exit_table import render
 from epicycle.tools.train_embedded import main
 from epicycle.tools.train_gate import hindsight_depth, pays_to_go_on
 from epicycle.tools.train_huginn import HuginnShape
@@ -25,6 +26,7 @@ from epicycle.tools.train_score import Score, load_model
 from tests.fakes.toy_corpus import write_toy_corpus
 
 # A toy run is an eighth of the shipped models in every size, so that shapes can be compared.
+EMBEDDED = locate("embedded:ouro").folder
 SCALE = 8
 HIDDEN, FFN, VOCAB = 256 // SCALE, 768 // SCALE, 4096 // SCALE
 COMMON_FILES = {
@@ -212,4 +214,7 @@ def test_the_learning_rate_rises_holds_and_falls() -> None:
 
 def test_the_exit_table_compares_every_threshold_with_the_last() -> None:
     rows = [Score(0.5, 10, 1.5, 1.25, (0.5, 0.5)), Score(1.0, 10, 2.0, 1.0, (0.0, 1.0))]
-    assert "| 0.5 | 1.500 | 1.2500 | +0.2500 | 50.0% / 50.0% |" in render(rows)
+
+    table = render(rows, [[150.0, 300.0, 160.0], [100.0, 90.0, 110.0]])
+
+    assert "| 0.5 | 1.50 | 1.2500 | +0.2500 | 160 | 1.60x |" in table

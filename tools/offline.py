@@ -1,0 +1,166 @@
+"""An engine without a server: requests in, replies out, on one thread.
+
+A scheduler reduced to what benchmarks and checks need: first come, first served, lifetime reservation, Plans handed
+straight to the pump. What it measures is the engine; HTTP, messages and tokenizing are somebody else's time. It decodes
+the same wire messages that a gateway would get.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from epicycle.engine.engine import Engine
+from epicycle.kvstore.ledger import Ledger
+from epicycle.kvstore.reserve import lifetime_pages, require_fits_ever
+from epicycle.transport.wire.columns import F32, I32, U16, U64, pack, unpack
+from epicycle.transport.wire.output import Fin, PromptLogprobs, TokenBatch
+from epicycle.transport.wire.plan import Join, Plan, StepReport
+from epicycle.transport.wire.request import LoopBounds, Sampling
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One sequence; `prompt` are token ids."""
+
+    prompt: list[int]
+    sampling: Sampling
+    loops: LoopBounds = field(default_factory=LoopBounds)
+    noise_seed: int = 0
+
+
+@dataclass(kw_only=True)
+class Reply:
+    """What became of a request; `token_s` are the clock's times at which its tokens were collected."""
+
+    submitted_s: float
+    prompt_tokens: int
+    tokens: list[int] = field(default_factory=list)
+    exit_depths: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    prompt_logprobs: list[float] = field(default_factory=list)
+    token_s: list[float] = field(default_factory=list)
+    end: Fin | None = None
+
+    @property
+    def ttft_s(self) -> float:
+        return self.token_s[0] - self.submitted_s
+
+
+class Offline:
+    """Runs requests on one engine. `submit` any time, `step` until it returns False; replies are filled in place."""
+
+    def __init__(self, engine: Engine, clock: Clock = time.perf_counter) -> None:
+        self.engine = engine
+        self.pump = engine.new_pump(epoch=1)
+        self.ledger = Ledger(engine.plan.total_pages)
+        self._clock = clock
+        self._page_tokens = engine.pool.page_tokens
+        self._gens = [0] * engine.plan.slots
+        self._free_slots = list(reversed(range(engine.plan.slots)))
+        self._waiting: deque[tuple[int, Request]] = deque()
+        self._replies: dict[int, Reply] = {}
+        self._seq = 0
+        self._rids = 0
+
+    @property
+    def running(self) -> int:
+        return len(self._gens) - len(self._free_slots)
+
+    def submit(self, request: Request) -> Reply:
+        """Queue a request. Raises KvError when it could never fit."""
+        tokens, most = len(request.prompt), max(1, request.sampling.max_tokens)
+        require_fits_ever(tokens, most, self._page_tokens, self.ledger.total_pages)
+        self._rids += 1
+        self._waiting.append((self._rids, request))
+        reply = self._replies[self._rids] = Reply(submitted_s=self._clock(), prompt_tokens=tokens)
+        return reply
+
+    def run(self, requests: Iterable[Request], streams: int = 0) -> list[Reply]:
+        """All requests to their ends, at most `streams` in flight (0: as many as there are slots)."""
+        todo = deque(requests)
+        limit = streams or len(self._gens)
+        replies: list[Reply] = []
+        while todo or self._replies:
+            while todo and len(self._replies) < limit:
+                replies.append(self.submit(todo.popleft()))
+            self.step()
+        return replies
+
+    def step(self) -> bool:
+        """Admit what fits, run a tick, take what is complete; False when nothing is left to do."""
+        joins = self._admit()
+        if joins:
+            self._seq += 1
+            self.pump.apply(Plan(epoch=1, seq=self._seq, joins=joins))
+        self.pump.tick()
+        output = self.pump.collect()
+        now_s = self._clock()
+        for message in output.to_gateways.get(0, []):
+            self._take(message, now_s)
+        if output.report is not None:
+            self._free(output.report)
+        return bool(self._replies)
+
+    def _admit(self) -> list[Join]:
+        joins: list[Join] = []
+        while self._waiting and self._free_slots:
+            rid, request = self._waiting[0]
+            most = max(1, request.sampling.max_tokens)
+            pages = lifetime_pages(len(request.prompt), most, self._page_tokens)
+            if pages > self.ledger.free_pages:
+                break
+            self._waiting.popleft()
+            joins.append(self._join(rid, request, pages))
+        return joins
+
+    def _join(self, rid: int, request: Request, pages: int) -> Join:
+        slot = self._free_slots.pop()
+        self._gens[slot] += 1
+        return Join(
+            rid=rid,
+            gateway=0,
+            slot=slot,
+            gen=self._gens[slot],
+            prompt=pack(I32, request.prompt),
+            pages=pack(I32, self.ledger.claim(slot, pages)),
+            limit_tokens=pages * self._page_tokens,
+            sampling=request.sampling,
+            loops=request.loops,
+            noise_seed=request.noise_seed,
+        )
+
+    def _take(self, message: TokenBatch | PromptLogprobs | Fin, now_s: float) -> None:
+        match message:
+            case TokenBatch():
+                self._take_tokens(message, now_s)
+            case PromptLogprobs(rid=rid, logprobs=column):
+                self._replies[rid].prompt_logprobs.extend(unpack(F32, column))
+            case Fin(rid=rid):
+                self._replies.pop(rid).end = message
+            case _:
+                raise AssertionError(message)
+
+    def _take_tokens(self, batch: TokenBatch, now_s: float) -> None:
+        tokens, depths = unpack(I32, batch.tokens), unpack(U16, batch.exit_depths)
+        ks = unpack(I32, batch.logprob_k) if batch.logprob_k else [-1] * (len(batch.rids) // 8)
+        logprobs = unpack(F32, batch.logprobs)
+        at = scored = 0
+        for rid, count, k in zip(unpack(U64, batch.rids), unpack(I32, batch.counts), ks, strict=True):
+            reply = self._replies[rid]
+            reply.tokens.extend(tokens[at : at + count])
+            reply.exit_depths.extend(depths[at : at + count])
+            reply.token_s.extend([now_s] * count)
+            if k >= 0:
+                reply.logprobs.extend(logprobs[scored : scored + count])
+                scored += count
+            at += count
+
+    def _free(self, report: StepReport) -> None:
+        for slot in unpack(I32, report.freed_slots):
+            self.ledger.release(slot)
+            self._free_slots.append(slot)
