@@ -26,7 +26,7 @@ def engines(folders: dict[str, Path]) -> dict[str, Engine]:
     return {name: tiny_engine(folders[name]) for name in MODELS}
 
 
-def mixed_asks(count: int, vocab_size: int = 61, seed: int = 0) -> list[Ask]:
+def mixed_asks(count: int, seed: int = 0, lengths: tuple[int, ...] = (1, 3, 9, 17, 38)) -> list[Ask]:
     """Requests of many lengths, bounds and samplers."""
     rng = random.Random(seed)
     asks = []
@@ -43,7 +43,7 @@ def mixed_asks(count: int, vocab_size: int = 61, seed: int = 0) -> list[Ask]:
             stop_ids=pack(I32, [2]),
         )
         loops = LoopBounds(min_loops=rng.randint(1, 2), exit_threshold=rng.choice((0.3, 0.55, 0.8, 1.0)))
-        prompt = [rng.randrange(vocab_size) for _ in range(rng.choice((1, 3, 9, 17, 38)))]
+        prompt = [rng.randrange(61) for _ in range(rng.choice(lengths))]
         asks.append(Ask(prompt, sampling, loops, noise_seed=number % 3))
     return asks
 
@@ -99,14 +99,14 @@ class TestSameBits:
     @pytest.mark.parametrize("layout", ["shared", "budgeted:2"])
     def test_in_layouts_that_overwrite_planes(self, folders: dict[str, Path], name: str, layout: str) -> None:
         engine = tiny_engine(folders[name], kv_layout=layout, poison=True)
-        asks = mixed_asks(4, seed=7)
+        asks = mixed_asks(4, seed=7, lengths=(1, 5, 9))
         together = all_bits(serve_all(engine, asks))
         assert all_bits(serve_alone(engine, asks)) == together
         assert together == all_bits(serve_all(engine, asks, chunk_tokens=2))
 
 
 def test_budgeted_with_every_plane_is_last_exited(folders: dict[str, Path], engines: dict[str, Engine]) -> None:
-    asks = mixed_asks(6, seed=8)
+    asks = mixed_asks(4, seed=8, lengths=(2, 9))
     assert all_bits(serve_all(engines["ouro"], asks)) == all_bits(
         serve_all(tiny_engine(folders["ouro"], kv_layout="budgeted:4"), asks)
     )
@@ -115,7 +115,7 @@ def test_budgeted_with_every_plane_is_last_exited(folders: dict[str, Path], engi
 def test_shared_is_budgeted_with_one_plane_and_another_model_than_last_exited(
     folders: dict[str, Path], engines: dict[str, Engine]
 ) -> None:
-    asks = mixed_asks(6, seed=8)
+    asks = mixed_asks(4, seed=8, lengths=(2, 9))
     shared = all_bits(serve_all(tiny_engine(folders["ouro"], kv_layout="shared"), asks))
     assert shared == all_bits(serve_all(tiny_engine(folders["ouro"], kv_layout="budgeted:1"), asks))
     assert shared != all_bits(serve_all(engines["ouro"], asks))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,8 @@ def test_ouro_at_every_recorded_threshold_and_bound(ouro: Engine) -> None:
 
 
 def test_ouro_alone_is_ouro_in_a_crowd_bit_for_bit(ouro: Engine) -> None:
-    asks, _ = serving_runs(ouro)
-    crowd = serve_all(ouro, asks[:32], chunk_tokens=48)
+    asks = [replace(ask, sampling=greedy(ouro, 8)) for ask in serving_runs(ouro)[0][:32]]
+    crowd = serve_all(ouro, asks, chunk_tokens=48)
     picked = (1, 9, 17)
     assert [outcome.bits for outcome in serve_alone(ouro, [asks[index] for index in picked])] == [
         crowd[index].bits for index in picked
