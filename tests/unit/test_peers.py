@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from epicycle.actors.health_view import Pinged, view
@@ -225,8 +227,15 @@ def test_hops_are_told_for_the_asked_round_only(running: Table) -> None:
     running.peers.hear_pong(Pong(2, "gw1"), 1.5)
     reply = running.view(2.0, pinged=Pinged(3, 1.0))
 
-    assert [250.0, 250.0, 250.0, -1.0] == [actor.hop_ms for actor in reply.actors]
+    assert [250.0, 250.0, 250.0, -1.0, 0.0] == [actor.hop_ms for actor in reply.actors]
     assert ["gw1 did not answer a ping through its mailbox in 1000 ms"] == reply.problems
+
+
+def test_the_supervisor_tells_of_itself_last(running: Table) -> None:
+    row = running.view(2.0).actors[-1]
+
+    assert ("supervisor", os.getpid(), "ready", 0) == (row.name, row.pid, row.state, row.restarts)
+    assert 0 < row.rss_bytes
 
 
 def test_the_restart_budget_slides() -> None:

@@ -143,7 +143,7 @@ class HealthQuery(Wire, frozen=True, tag=49):
 class ActorHealth(Wire, frozen=True):
     name: str
     pid: int
-    state: str  # starting, loading, ready, draining, stale, failed, restarting
+    state: str  # starting, loading, ready, draining, stale, failed, restarting; of the supervisor also stopped
     epoch: int
     restarts: int
     beat_age_ms: float
