@@ -30,7 +30,7 @@ from epicycle.engine.pool import KvPool
 from epicycle.engine.pump import Pump
 from epicycle.engine.sampling import MAX_ALTERNATIVES
 from epicycle.engine.selfcheck import ATTENTION_TOKENS, check_attention, choose_ops
-from epicycle.engine.slots import MAX_LOGIT_BIAS, MAX_STOP_IDS, SlotTable
+from epicycle.engine.slots import MAX_LOGIT_BIAS, MAX_STOP_IDS, SlotTable, slot_bytes
 from epicycle.engine.tick import EagerTick
 from epicycle.kvstore.geometry import KvGeometry
 from epicycle.kvstore.layouts import KvLayout, build_layout
@@ -226,9 +226,11 @@ def make_layout(options: EngineOptions, spec: ModelSpec, dtype: torch.dtype) -> 
 def plan_engine_pool(options: EngineOptions, spec: ModelSpec, layout: KvLayout, device: torch.device) -> PoolPlan:
     """How the KV memory is spent. Raises PlanRefused."""
     limit = min(options.context_tokens or spec.context_tokens, spec.context_tokens)
+    fixed = slot_bytes(spec, limit, layout.geometry.element_bytes)
     room = options.kv_memory_bytes
     if not room and device.type == "cpu":
-        room = min(CPU_KV_BYTES, options.slots * pages_for(limit, options.page_tokens) * layout.page_bytes)
+        window = pages_for(limit, options.page_tokens) * layout.page_bytes
+        room = min(CPU_KV_BYTES, options.slots * (window + fixed))
     elif not room:
         room = int(torch.cuda.mem_get_info(device)[0] * GPU_KV_SHARE)
     return plan_pool(
@@ -239,6 +241,7 @@ def plan_engine_pool(options: EngineOptions, spec: ModelSpec, layout: KvLayout, 
             context_limit_tokens=limit,
             context_is_auto=not options.context_tokens,
             slots=options.slots,
+            fixed_bytes=fixed,
         )
     )
 

@@ -95,6 +95,13 @@ class SlotTable:
         return self.page_table[slots, torch.div(positions, page_tokens, rounding_mode="floor")]
 
 
+def slot_bytes(spec: ModelSpec, context_tokens: int, dtype_bytes: int) -> int:
+    """Bytes of one slot's row in every table, rounded up over the few scalar columns."""
+    histories = 2 * 8 * context_tokens + 4 * context_tokens  # prompt, trace, page table at one token a page
+    states = (spec.state_width + spec.hidden_size) * dtype_bytes
+    return histories + states + 5 * spec.vocab_size + 12 * MAX_LOGIT_BIAS + 8 * MAX_STOP_IDS + 512
+
+
 def sampling_params(sampling: Sampling) -> SamplingParams:
     """The sampler's view of a request's wire struct."""
     ids = unpack_list(I32, sampling.logit_bias_ids)
