@@ -155,7 +155,7 @@ class HostBase:
 
     def _handle(self, message: FromSupervisor) -> None:
         """One message from the supervisor, on the actor's own loop or thread."""
-        if self._actor is None:  # nothing has started: Stop is followed by SIGTERM, the rest concerns actors at work
+        if self._actor is None:  # not yet or no longer at work; a Stop is followed by SIGTERM
             return
         match message:
             case PeerUp():
@@ -192,7 +192,9 @@ class AsyncHost(HostBase):
             _log.debug("message_after_close", actor=self.name, message=type(message).__name__)
 
     def close(self) -> None:
+        """The actor has ended; words still on their way to it are dropped."""
         self._timer.cancel()
+        self._actor = None
 
     def _keep_touching(self) -> None:
         self.touch()

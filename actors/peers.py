@@ -148,13 +148,13 @@ class Peers:
         if peer is not None:
             peer.pong_ref, peer.pong_s = message.ref, now_s
 
-    def bury(self, name: str, reason: str, now_s: float) -> None:
-        """The process of `name` is gone: tell those who were connected to it."""
+    def bury(self, name: str, reason: str, now_s: float, is_told: bool = True) -> None:
+        """The process of `name` is gone: tell those who were connected to it, unless they are leaving themselves."""
         peer = self.by_name[name]
         if peer.state != "failed" or not peer.last_error:  # a Fatal has said it better already
             peer.note_error(reason, now_s)
         peer.state, peer.pid = "failed", 0
-        if peer.is_introduced:
+        if peer.is_introduced and is_told:
             for other in self._partners(peer):
                 self._send(other.name, PeerDown(peer.name, peer.epoch, reason))
 

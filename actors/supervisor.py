@@ -138,11 +138,11 @@ class Supervisor:
         """A child has ended: tell its partners, then restart it, or give up."""
         now_s = time.monotonic()
         peer = self.peers.by_name[name]
-        self.peers.bury(name, reason, now_s)
+        is_expected = self.state == "stopping"
+        self.peers.bury(name, reason, now_s, is_told=not is_expected)
         self._routes.pop(name, None)
         self._hung.discard(name)
         self._changed.set()
-        is_expected = self.state == "stopping"
         log = _log.info if is_expected else _log.error
         log("exited", actor=name, epoch=peer.epoch, reason=reason)
         if is_expected:

@@ -99,10 +99,13 @@ class Server:
         os.kill(self.actor(name).pid, signum)
 
     def wait_exit(self, timeout_s: float = 15.0) -> int:
+        """The exit code; the log goes to the test's output, for when it isn't the expected one."""
         try:
-            return self.process.wait(timeout_s)
+            code = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still running after {timeout_s} s; log:\n{self.text()}") from None
+        print(self.text())
+        return code
 
 
 def is_alive(pid: int) -> bool:

@@ -166,9 +166,17 @@ async def test_killing_the_supervisor_under_load_frees_the_port_and_leaves_no_or
 
         assert {"cut": COUNT} == await load.over(3.0)
     await until(lambda: are_gone(pids), "children gone", 2.0)
+    await until(lambda: is_free(doomed.port), "port free", 2.0)
+
+
+async def is_free(port: int) -> bool:
     with socket.socket() as again:
         again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        again.bind(("127.0.0.1", doomed.port))
+        try:
+            again.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 async def are_gone(pids: list[int]) -> bool:

@@ -134,6 +134,15 @@ async def test_an_async_host_hands_events_over_on_its_loop() -> None:
     host.close()
 
 
+async def test_words_to_an_actor_that_has_ended_are_dropped() -> None:
+    host, _, actor = made(AsyncHost)
+    host.deliver(DOWN)
+    host.close()
+    await asyncio.sleep(0)
+
+    assert [] == actor.heard
+
+
 async def test_an_async_host_asks_for_health_and_gets_its_own_answer() -> None:
     host, uplink, _ = made(AsyncHost)
     asking = asyncio.create_task(host.health())

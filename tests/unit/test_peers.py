@@ -99,6 +99,12 @@ def test_the_end_of_a_child_nobody_met_is_not_told(table: Table) -> None:
     assert [] == table.sent
 
 
+def test_the_end_of_a_child_is_not_told_to_partners_that_leave_too(running: Table) -> None:
+    running.peers.bury("ex0", "exited with status 0", 1.0, is_told=False)
+
+    assert [] == running.sent
+
+
 def test_a_fatal_child_is_still_taken_from_its_partners(running: Table) -> None:
     running.peers.hear(Fatal("ex0", 1, "nan", "logits are NaN"), 1.0)
     running.peers.bury("ex0", "exited with status 70", 1.1)
