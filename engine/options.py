@@ -31,7 +31,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Of weights, states and KV. auto: float32 on a CPU, bfloat16 on a GPU."""
     device: str = "auto"
     """auto: the first GPU, else the CPU; or any torch device name."""
-    slots: int = 8
+    slots: int = 32
     """Requests that can be resident at once."""
     context_tokens: int = 0
     """Longest request, prompt and outputs together; 0: the largest the pool funds, at most the model's limit."""

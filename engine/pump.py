@@ -82,11 +82,11 @@ class Pump:
 
     def has_work(self) -> bool:
         """A row could run now, or something waits to be collected."""
-        return not self._out.is_empty or self._prompts.can_run() or any(self._runnable())
+        return not self._out.is_empty or self._prompts.can_run() or bool(self._runnable())
 
     def tick(self) -> None:
         """Run one loop of every row that may run; a no-op where none can."""
-        work = TickWork(list(self._runnable()), self._prompts.take())
+        work = TickWork(self._runnable(), self._prompts.take())
         if not work.decode and not work.chunks:
             return
         self._count(work)
