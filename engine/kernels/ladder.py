@@ -1,0 +1,184 @@
+"""Which implementation runs a matrix product at which number of rows.
+
+Owns the ladder of row counts, the configurations worth trying on each step, and the start-up choice: for every product
+and step the fastest implementation whose rows are all bit-equal to the sure one, which is always there to fall back to.
+A product's order of summation is part of its `Product` and never of a choice. Must not know torch or Triton: running,
+comparing and timing are a `Probe`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+STEPS = (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+"""Row counts that are checked and timed. A call uses the choice of the first step that holds its rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class GemmConfig:
+    """How a kernel of `gemm_triton` runs; never part of what it computes. `kernel` is "stream" or "tile"."""
+
+    kernel: str
+    block_m: int
+    block_n: int
+    block_k: int
+    warps: int
+    stages: int
+    group_m: int = 8
+    flatten: bool = False
+
+    @property
+    def key(self) -> str:
+        flat = "f" if self.flatten else ""
+        return f"{self.kernel}-{self.block_m}x{self.block_n}x{self.block_k}-w{self.warps}s{self.stages}{flat}"
+
+
+LIBRARY = GemmConfig("library", 0, 0, 0, 0, 0)
+"""The vendor's matrix library; only ever chosen where every row equals the sure kernel's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """One kind of matrix product: weight [outputs, inputs] ([2 * outputs, inputs] for "pair").
+
+    `epilogue` is "plain", "float" or "pair" (see `gemm_triton`); `chunks` is the order of summation: that many parts
+    of the inputs, each summed by itself, added in order.
+    """
+
+    name: str
+    outputs: int
+    inputs: int
+    epilogue: str = "plain"
+    chunks: int = 1
+
+    @property
+    def weight_rows(self) -> int:
+        return self.outputs * (2 if self.epilogue == "pair" else 1)
+
+
+_FEW_ROWS = (
+    GemmConfig("stream", 16, 16, 256, 2, 4),
+    GemmConfig("stream", 16, 16, 256, 4, 4),
+    GemmConfig("stream", 16, 16, 512, 4, 3),
+    GemmConfig("stream", 16, 16, 128, 4, 6),
+    GemmConfig("stream", 16, 32, 128, 4, 5),
+    GemmConfig("stream", 16, 32, 256, 4, 3),
+    GemmConfig("stream", 16, 64, 128, 4, 4),
+    GemmConfig("stream", 16, 64, 64, 4, 6),
+)
+_CANDIDATES: dict[int, tuple[GemmConfig, ...]] = {
+    16: _FEW_ROWS,
+    32: (
+        GemmConfig("stream", 32, 16, 256, 4, 3),
+        GemmConfig("stream", 32, 32, 128, 4, 4),
+        GemmConfig("stream", 32, 64, 128, 4, 4),
+        GemmConfig("stream", 32, 64, 64, 4, 5),
+    ),
+    64: (
+        GemmConfig("stream", 64, 32, 128, 4, 4),
+        GemmConfig("stream", 64, 64, 128, 4, 3),
+        GemmConfig("stream", 64, 64, 64, 4, 5),
+        GemmConfig("stream", 64, 128, 64, 4, 4),
+        GemmConfig("tile", 64, 64, 64, 4, 6),
+        GemmConfig("tile", 64, 128, 64, 4, 5),
+    ),
+    128: (
+        GemmConfig("stream", 128, 64, 64, 8, 4),
+        GemmConfig("stream", 64, 64, 64, 4, 5),
+        GemmConfig("tile", 128, 64, 64, 4, 6),
+        GemmConfig("tile", 128, 128, 64, 8, 4),
+        GemmConfig("tile", 64, 128, 64, 4, 5),
+    ),
+    512: (
+        GemmConfig("tile", 64, 64, 64, 4, 6),
+        GemmConfig("tile", 64, 128, 64, 4, 5),
+        GemmConfig("tile", 128, 64, 64, 4, 6),
+        GemmConfig("tile", 128, 128, 64, 8, 4),
+        GemmConfig("tile", 64, 256, 64, 4, 4),
+        GemmConfig("tile", 128, 256, 64, 8, 3),
+    ),
+    4096: (
+        GemmConfig("tile", 64, 256, 64, 4, 4),
+        GemmConfig("tile", 128, 128, 64, 8, 4),
+        GemmConfig("tile", 128, 256, 64, 8, 3),
+        GemmConfig("tile", 128, 256, 64, 8, 3, flatten=True),
+        GemmConfig("tile", 256, 128, 64, 8, 3),
+    ),
+}
+_SURE = GemmConfig("stream", 16, 32, 128, 4, 3)
+
+
+def sure(product: Product) -> GemmConfig:
+    """The implementation that defines a product's bits; it runs at every number of rows."""
+    return _SURE
+
+
+def candidates(product: Product, step: int) -> tuple[GemmConfig, ...]:
+    """What is worth trying: the configurations of the first rung that holds `step` rows, without those that this
+    product can't use, and the library where the product is a plain one."""
+    rung = min(rows for rows in _CANDIDATES if rows >= min(step, max(_CANDIDATES)))
+    fit = [config for config in _CANDIDATES[rung] if _fits(product, config)]
+    return (*fit, LIBRARY) if product.chunks == 1 else tuple(fit)
+
+
+def _fits(product: Product, config: GemmConfig) -> bool:
+    if config.kernel == "tile" and product.epilogue == "float":
+        return False
+    # Two accumulators (gate and up, or total and chunk) must fit the register file.
+    doubled = product.epilogue == "pair" or (product.chunks > 1 and config.kernel == "tile")
+    return not doubled or config.block_m * config.block_n <= 64 * 32 * config.warps
+
+
+def step_for(rows: int) -> int:
+    """The first step of the ladder that holds `rows`; the last one for more."""
+    return next((step for step in STEPS if step >= rows), STEPS[-1])
+
+
+class Probe(Protocol):
+    """Runs products on the device for `choose`. `rows` are always the same first rows of one fixed input."""
+
+    def is_equal(self, product: Product, config: GemmConfig, rows: int) -> bool:
+        """True when every one of `rows` rows has the sure implementation's bits, also in shuffled order."""
+        ...
+
+    def time_us(self, product: Product, config: GemmConfig, rows: int) -> float:
+        """Median time of one product with weights that no cache holds."""
+        ...
+
+
+@dataclass(slots=True)
+class Choices:
+    """The picked configuration of every (product name, step), with what was refused for its bits."""
+
+    picked: dict[tuple[str, int], GemmConfig] = field(default_factory=dict)
+    refused: list[tuple[str, int, str]] = field(default_factory=list)
+
+    def get(self, product: Product, rows: int) -> GemmConfig:
+        """What to run; the sure one where nothing was picked."""
+        return self.picked.get((product.name, step_for(rows)), sure(product))
+
+
+def choose(products: list[Product], steps: list[int], probe: Probe) -> Choices:
+    """Time every candidate of every product and step and keep the fastest of those that are bit-equal.
+
+    Bits are compared from the fastest candidate down, so that slow ones aren't checked for nothing. One that can't run
+    on this device must answer infinity as its time.
+    """
+    choices = Choices()
+    for product in products:
+        for step in steps:
+            timed = sorted((probe.time_us(product, config, step), config.key, config) for config in _all(product, step))
+            for time_us, key, config in timed:
+                if time_us == float("inf"):
+                    break
+                if config == sure(product) or probe.is_equal(product, config, step):
+                    choices.picked[product.name, step] = config
+                    break
+                choices.refused.append((product.name, step, key))
+    return choices
+
+
+def _all(product: Product, step: int) -> tuple[GemmConfig, ...]:
+    found = candidates(product, step)
+    return found if sure(product) in found else (*found, sure(product))

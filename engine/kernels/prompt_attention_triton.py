@@ -1,0 +1,200 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+"""Attention of prompt rows over the paged pool: query tiles of many requests' chunks in one launch.
+
+Owns the order of a prompt row's sums: KV tiles of TILE positions on a fixed grid from position 0, one online softmax.
+A tile that is wholly masked for a row changes nothing of it (weights are exactly 0, factors exactly 1), so a row's bits
+don't depend on how its prompt was cut in chunks or tiles, nor on the requests beside it. KV of the chunk itself is in
+the pool before the launch. It must not know requests: a chunk is a run of rows with one slot and plane.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from epicycle.engine.kernels.decode_attention_triton import history
+from epicycle.engine.kernels.rope_kv_triton import RowAddresses
+from epicycle.engine.kernels.triton_common import TL_DTYPES, cell_of, next_power
+from epicycle.engine.kernels.work_triton import WorkList
+
+QUERY_TILE = 128  # rows of one work item
+TILE = 64  # positions of one step of the online softmax
+
+
+@triton.jit
+def _step(
+    q, top, total, mixed, k_pool_ptr, v_pool_ptr, page_table_ptr, table_stride, slot, plane_slot, layer,
+    slots_per_page, kv_head, start, end, asked, scale,
+    CELL: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr, DTYPE: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """One KV tile. Without MASKED every query sees every key of it. Both forms compute the same bits: fused
+    multiply-adds are written out so that the compiler can't choose differently."""
+    lane = tl.arange(0, BLOCK_D)
+    key = start + tl.arange(0, BLOCK_T)
+    held = key < end
+    cell = cell_of(page_table_ptr, table_stride, slot, key, plane_slot, layer, slots_per_page, held, PAGE_TOKENS)
+    at = cell[:, None] * CELL + kv_head * HEAD_DIM + lane[None, :]
+    if MASKED or HEAD_DIM != BLOCK_D:
+        mask = held[:, None] & (lane < HEAD_DIM)[None, :]
+        k = tl.load(k_pool_ptr + at, mask=mask, other=0.0)
+        v = tl.load(v_pool_ptr + at, mask=mask, other=0.0)
+    else:
+        k = tl.load(k_pool_ptr + at)
+        v = tl.load(v_pool_ptr + at)
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    if MASKED:
+        scores = tl.where(key[None, :] <= asked[:, None], scores, float("-inf"))
+    new_top = tl.maximum(top, tl.max(scores, axis=1) * scale)
+    weights = tl.exp2(tl.fma(scores, tl.zeros_like(scores) + scale, tl.zeros_like(scores) - new_top[:, None]))
+    fade = tl.exp2(top - new_top)
+    total = tl.fma(total, fade, tl.sum(weights, axis=1))
+    mixed = tl.dot(weights.to(DTYPE), v, mixed * fade[:, None], input_precision="ieee")
+    return new_top, total, mixed
+
+
+@triton.jit(do_not_specialize=["layer", "slots_per_page", "table_stride"])
+def prompt_kernel(
+    q_ptr, k_pool_ptr, v_pool_ptr, out_ptr, items_ptr, total_ptr, firsts_ptr, counts_ptr,
+    slots_ptr, positions_ptr, plane_slots_ptr, page_table_ptr,
+    q_stride, out_stride, table_stride, slots_per_page, layer, scale,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_T: tl.constexpr, PAGE_TOKENS: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Grid (most work items, HEADS). Later items of a chunk see more keys, so they go first."""
+    item = tl.load(total_ptr) - 1 - tl.program_id(0)
+    if item < 0:
+        return
+    head = tl.program_id(1)
+    kv_head = head // (HEADS // KV_HEADS)
+    chunk = tl.load(items_ptr + 2 * item)
+    past = tl.load(items_ptr + 2 * item + 1) * BLOCK_Q
+    first = tl.load(firsts_ptr + chunk) + past
+    live = tl.minimum(tl.load(counts_ptr + chunk) - past, BLOCK_Q)
+    slot = tl.load(slots_ptr + first)
+    position = tl.load(positions_ptr + first)
+    plane_slot = tl.load(plane_slots_ptr + first)
+    query = tl.arange(0, BLOCK_Q)
+    lane = tl.arange(0, BLOCK_D)
+    asked = position + query
+    end = position + live
+    at = (first + query).to(tl.int64)[:, None]
+    mask = (query < live)[:, None] & (lane < HEAD_DIM)[None, :]
+    q = tl.load(q_ptr + at * q_stride + head * HEAD_DIM + lane[None, :], mask=mask, other=0.0)
+    top = tl.full((BLOCK_Q,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_Q,), tl.float32)
+    mixed = tl.zeros((BLOCK_Q, BLOCK_D), tl.float32)
+    open_end = (position + 1) // BLOCK_T * BLOCK_T
+    for start in range(0, open_end, BLOCK_T):
+        top, total, mixed = _step(
+            q, top, total, mixed, k_pool_ptr, v_pool_ptr, page_table_ptr, table_stride, slot, plane_slot, layer,
+            slots_per_page, kv_head, start, end, asked, scale,
+            KV_HEADS * HEAD_DIM, HEAD_DIM, BLOCK_D, BLOCK_T, PAGE_TOKENS, DTYPE, False,
+        )  # fmt: skip
+    for start in range(open_end, end, BLOCK_T):
+        top, total, mixed = _step(
+            q, top, total, mixed, k_pool_ptr, v_pool_ptr, page_table_ptr, table_stride, slot, plane_slot, layer,
+            slots_per_page, kv_head, start, end, asked, scale,
+            KV_HEADS * HEAD_DIM, HEAD_DIM, BLOCK_D, BLOCK_T, PAGE_TOKENS, DTYPE, True,
+        )  # fmt: skip
+    share = (mixed / total[:, None]).to(DTYPE)
+    tl.store(out_ptr + at * out_stride + head * HEAD_DIM + lane[None, :], share, mask=mask)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptChunks:
+    """Runs of prompt rows: `firsts` [C] int32 first row of the traversal, `counts` [C] int32 rows (0: no chunk).
+
+    `work` lists (chunk, query tile), made from `counts` with pieces of `query_tile`.
+    """
+
+    firsts: Tensor
+    counts: Tensor
+    work: WorkList
+    query_tile: int = QUERY_TILE
+
+
+@dataclass(frozen=True, slots=True)
+class PromptConfig:
+    """How to run it; bits don't depend on any of these."""
+
+    warps: int = 8
+    stages: int = 2
+
+
+def prompt_attention(
+    q: Tensor,
+    heads: int,
+    rows: RowAddresses,
+    chunks: PromptChunks,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    layer: int,
+    *,
+    out: Tensor | None = None,
+    tile: int = TILE,
+    config: PromptConfig | None = None,
+) -> Tensor:
+    """[N, heads * d] causal attention of the chunks' rows; other rows of `out` are unwritten. Scale d ** -0.5.
+
+    q [N, heads * d] is rotated; rows of a chunk are consecutive in q and in position, with one slot and plane.
+    """
+    _, page_tokens, kv_heads, width = k_pool.shape
+    config = config or PromptConfig()
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+    prompt_kernel[(chunks.work.most, heads)](
+        q,
+        k_pool,
+        v_pool,
+        out,
+        chunks.work.items,
+        chunks.work.total,
+        chunks.firsts,
+        chunks.counts,
+        rows.slots,
+        rows.positions,
+        rows.plane_slots,
+        rows.page_table,
+        q.stride(0),
+        out.stride(0),
+        rows.page_table.stride(0),
+        rows.slots_per_page,
+        layer,
+        width**-0.5 * 1.4426950408889634,
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        HEAD_DIM=width,
+        BLOCK_D=next_power(width),
+        BLOCK_Q=chunks.query_tile,
+        BLOCK_T=tile,
+        PAGE_TOKENS=page_tokens,
+        DTYPE=TL_DTYPES[q.dtype],
+        enable_fp_fusion=True,
+        num_warps=config.warps,
+        num_stages=config.stages,
+    )
+    return out
+
+
+def plain_prompt_attention(
+    q: Tensor, heads: int, rows: RowAddresses, chunks: PromptChunks, k_pool: Tensor, v_pool: Tensor, layer: int
+) -> Tensor:
+    """The torch twin, in q's dtype; rows outside the chunks are zero."""
+    _, _, kv_heads, width = k_pool.shape
+    out = torch.zeros_like(q)
+    for first, count in zip(chunks.firsts.tolist(), chunks.counts.tolist(), strict=True):
+        if count < 1:
+            continue
+        start = int(rows.positions[first])
+        keys, values = history(rows, first, start + count, k_pool, v_pool, layer)
+        query = q[first : first + count].view(count, kv_heads, heads // kv_heads, width)
+        scores = torch.einsum("nkgd,tkd->kgnt", query * width**-0.5, keys)
+        key = torch.arange(start + count, device=q.device)
+        hidden = key[None, :] > (start + torch.arange(count, device=q.device))[:, None]
+        weights = torch.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1)
+        out[first : first + count] = torch.einsum("kgnt,tkd->nkgd", weights, values).flatten(1)
+    return out

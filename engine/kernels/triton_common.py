@@ -1,0 +1,112 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+"""Device functions that several kernels share, so that one value is computed by one sequence of operations.
+
+Owns sums in an order that no layout can change, the rounding points of SiLU and of both rotations, and the host's
+launch helpers. Bits must not depend on tile shape, warps or on which kernel inlines a function: sums of rows are binary
+trees, and a product that feeds an addition is either exact, rounded first, or an explicit fused multiply-add.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def tree_sum(x, SIZE: tl.constexpr):
+    """Sum of x [SIZE] float32, SIZE a power of two from 32, by halving: the same tree in every layout."""
+    folded = x
+    if SIZE >= 16384:
+        folded = _halve(folded, SIZE, 16384, 8192)
+    if SIZE >= 8192:
+        folded = _halve(folded, SIZE, 8192, 4096)
+    if SIZE >= 4096:
+        folded = _halve(folded, SIZE, 4096, 2048)
+    if SIZE >= 2048:
+        folded = _halve(folded, SIZE, 2048, 1024)
+    if SIZE >= 1024:
+        folded = _halve(folded, SIZE, 1024, 512)
+    if SIZE >= 512:
+        folded = _halve(folded, SIZE, 512, 256)
+    if SIZE >= 256:
+        folded = _halve(folded, SIZE, 256, 128)
+    if SIZE >= 128:
+        folded = _halve(folded, SIZE, 128, 64)
+    if SIZE >= 64:
+        folded = _halve(folded, SIZE, 64, 32)
+    folded = tl.sum(tl.reshape(folded, (2, 16)), axis=0)
+    folded = tl.sum(tl.reshape(folded, (2, 8)), axis=0)
+    folded = tl.sum(tl.reshape(folded, (2, 4)), axis=0)
+    folded = tl.sum(tl.reshape(folded, (2, 2)), axis=0)
+    return tl.sum(folded, axis=0)
+
+
+@triton.jit
+def _halve(x, SIZE: tl.constexpr, FROM: tl.constexpr, TO: tl.constexpr):
+    return tl.sum(tl.reshape(x, (2, TO)), axis=0)
+
+
+@triton.jit
+def rounded(x, like: tl.constexpr):
+    """x rounded to `like` and back to float32."""
+    return x.to(like).to(tl.float32)
+
+
+@triton.jit
+def silu_mul_rounded(gate, up, DTYPE: tl.constexpr):
+    """gate, up float32 holding values of DTYPE: silu rounded, product with up rounded; float32 out."""
+    active = rounded(gate / (1.0 + tl.exp(-gate)), DTYPE)
+    return rounded(active * up, DTYPE)
+
+
+@triton.jit
+def partner_lane(lane, HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr):
+    """The lane that a rotation mixes with `lane`: its neighbour, or the one half a head away."""
+    if PAIRS:
+        return lane ^ 1
+    return tl.where(lane < HEAD_DIM // 2, lane + HEAD_DIM // 2, lane - HEAD_DIM // 2)
+
+
+@triton.jit
+def rotated(x, partner, cos, sin, lane, HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr, DTYPE: tl.constexpr):
+    """Rotate lanes: x and partner float32 of equal shape, cos and sin broadcastable; DTYPE out.
+
+    PAIRS: float32 arithmetic with one rounding at the end; its fused multiply-add is written out. Otherwise
+    split-half: both products are rounded, then their sum.
+    """
+    if PAIRS:
+        turned = tl.where(lane % 2 == 0, -partner, partner)
+        return tl.fma(turned, sin, x * cos).to(DTYPE)
+    turned = tl.where(lane < HEAD_DIM // 2, -partner, partner)
+    return (rounded(x * cos, DTYPE) + rounded(turned * sin, DTYPE)).to(DTYPE)
+
+
+@triton.jit
+def cell_of(
+    page_table_ptr, table_stride, slot, position, plane_slot, layer, slots_per_page, mask, PAGE_TOKENS: tl.constexpr
+):
+    """int64 cells of `position` (scalar or block): (page * slots_per_page + plane_slot + layer) * page_tokens + offset.
+
+    plane_slot is start(plane) - first(plane). Masked positions get cells of page 0, never to be read.
+    """
+    page = tl.load(page_table_ptr + slot.to(tl.int64) * table_stride + position // PAGE_TOKENS, mask=mask, other=0)
+    pool_slot = page.to(tl.int64) * slots_per_page + (plane_slot + layer)
+    return pool_slot * PAGE_TOKENS + position % PAGE_TOKENS
+
+
+def multiprocessors(device: torch.device) -> int:
+    """How many programs of a persistent grid run side by side; a token number where there is no GPU."""
+    if device.type != "cuda":
+        return 2
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def next_power(count: int) -> int:
+    """The smallest power of two that is >= `count`."""
+    return 1 << max(0, count - 1).bit_length()
+
+
+TL_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}

@@ -1,0 +1,163 @@
+"""Whole loops of random weights through the kernels, as the kernel benchmark times them.
+
+Owns the order of launches of one loop of either model's core, for pure decode and for one packed prompt. Buffers are
+made once; every call launches on the current stream, so that a graph can hold a loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from epicycle.engine.kernels.decode_attention_triton import DecodeConfig, decode_attention
+from epicycle.engine.kernels.gemm_triton import run_product, stored_as
+from epicycle.engine.kernels.ladder import GemmConfig, Product
+from epicycle.engine.kernels.norm_triton import gate_logit, norm, norm_after
+from epicycle.engine.kernels.prompt_attention_triton import PromptChunks, prompt_attention
+from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning, rope_kv
+from epicycle.tools.kernel_rows import DecodeBatch, Pool
+from epicycle.tools.kernel_shapes import Shape
+from epicycle.tools.kernel_timing import random_weights
+
+EPS = 1e-6
+Pick = Callable[[Product, int], GemmConfig]
+Attend = Callable[[Tensor, int], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    qkv: Tensor
+    out: Tensor
+    gate_up: Tensor
+    down: Tensor
+    norms: list[Tensor]
+
+
+class Core:
+    """Random weights of one loop."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.layers = [self._layer() for _ in range(shape.layers)]
+        self.final_norm = self._norm()
+        self.gate = random_weights(1, shape.hidden, 1)[0]
+        self.gate_bias = torch.zeros(1, dtype=torch.bfloat16, device="cuda")
+        adapter = shape.adapter
+        self.adapter = random_weights(adapter.outputs, adapter.inputs, 1)[0] if shape.pairs else None
+
+    def _norm(self) -> Tensor:
+        return 1 + 0.1 * torch.randn(self.shape.hidden, dtype=torch.bfloat16, device="cuda")
+
+    def _layer(self) -> LayerWeights:
+        made = [random_weights(kind.weight_rows, kind.inputs, 1)[0] for kind in self.shape.core_products()]
+        return LayerWeights(made[0], made[1], made[2], made[3], [self._norm() for _ in range(4)])
+
+
+class Loop:
+    """One loop over `rows` rows; `pick` says how each product runs and `attend` is handed the QKV product."""
+
+    def __init__(self, core: Core, rows: int, pick: Pick, attend: Attend) -> None:
+        self.core, self.shape, self.rows, self.attend = core, core.shape, rows, attend
+        self.pick = pick
+        width = self.shape.hidden * (2 if self.shape.pairs else 1)
+        self.state = torch.randn(rows, width, dtype=torch.bfloat16, device="cuda")
+        self.h = torch.empty(rows, self.shape.hidden, dtype=torch.bfloat16, device="cuda")
+        self.x = torch.empty_like(self.h)
+        self._outs = {kind.name: self._out(kind) for kind in self.shape.core_products()}
+
+    def _out(self, kind: Product) -> Tensor | None:
+        config = self.pick(kind, self.rows)
+        if config.kernel == "library":
+            return None
+        is_parts = stored_as(kind, config) == "parts"
+        size = (kind.chunks, self.rows, kind.outputs) if is_parts else (self.rows, kind.outputs)
+        dtype = torch.float32 if is_parts else torch.bfloat16
+        return torch.empty(size, dtype=dtype, device="cuda")
+
+    def _run(self, kind: Product, x: Tensor, weight: Tensor) -> Tensor:
+        return run_product(kind, x, weight, self.pick(kind, self.rows), self._outs[kind.name])
+
+    def __call__(self) -> Tensor:
+        core, shape = self.core, self.shape
+        first = core.layers[0].norms[0]
+        if core.adapter is not None:
+            self.h = run_product(shape.adapter, self.state, core.adapter, self.pick(shape.adapter, self.rows))
+            norm(self.h, first, EPS, out=self.x)
+        else:
+            self.h.copy_(self.state)
+            norm(self.h, first, EPS, out=self.x)
+        for index, layer in enumerate(core.layers):
+            is_last = index + 1 == shape.layers
+            self._layer(index, layer, None if is_last else core.layers[index + 1].norms[0])
+        if core.adapter is not None:
+            return self.h
+        self.state.copy_(self.x)
+        return gate_logit(self.x, core.gate, core.gate_bias)
+
+    def _layer(self, index: int, layer: LayerWeights, following: Tensor | None) -> None:
+        shape, h, x = self.shape, self.h, self.x
+        mixed = self.attend(self._run(shape.qkv, x, layer.qkv), index)
+        a = self._run(shape.out, mixed, layer.out)
+        norm_after(shape.norm_stage, a, h, layer.norms[1], layer.norms[2], EPS, h_out=h, x_out=x)
+        active = self._run(shape.gate_up, x, layer.gate_up)
+        down = self._run(shape.down, active, layer.down)
+        if following is None and not shape.pairs:
+            following = self.core.final_norm
+        norm_after(shape.norm_stage, down, h, layer.norms[3], following, EPS, h_out=h, x_out=x)
+
+
+def no_attention(shape: Shape, rows: int) -> Attend:
+    """Everything but attention: takes the first third of the product as it is."""
+    width = shape.heads * shape.head_dim
+    return lambda qkv, layer: qkv[:, :width]
+
+
+def fused_decode(
+    shape: Shape, pool: Pool, batch: DecodeBatch, turning: Turning, piece: int, config: DecodeConfig
+) -> Attend:
+    """Rotation, KV write and attention in one kernel."""
+    rows = batch.rows.slots.shape[0]
+    out = torch.empty(rows, shape.heads * shape.head_dim, dtype=torch.bfloat16, device="cuda")
+
+    def attend(qkv: Tensor, layer: int) -> Tensor:
+        at = layer % pool.slots_per_page
+        return decode_attention(
+            qkv, shape.heads, batch.rows, batch.work, batch.scratch, pool.k, pool.v, at,
+            turning=turning, out=out, piece=piece, config=config,
+        )  # fmt: skip
+
+    return attend
+
+
+def separate_decode(
+    shape: Shape, pool: Pool, batch: DecodeBatch, turning: Turning, piece: int, config: DecodeConfig
+) -> Attend:
+    """Rotation and KV write in a kernel of their own, then attention."""
+    rows = batch.rows.slots.shape[0]
+    q, out = (torch.empty(rows, shape.heads * shape.head_dim, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+
+    def attend(qkv: Tensor, layer: int) -> Tensor:
+        at = layer % pool.slots_per_page
+        rope_kv(qkv, shape.heads, turning, batch.rows, pool.k, pool.v, at, out=q)
+        return decode_attention(
+            q, shape.heads, batch.rows, batch.work, batch.scratch, pool.k, pool.v, at,
+            out=out, piece=piece, config=config,
+        )  # fmt: skip
+
+    return attend
+
+
+def prompt(shape: Shape, pool: Pool, rows: RowAddresses, chunks: PromptChunks, turning: Turning) -> Attend:
+    """Packed prompt chunks."""
+    count = rows.slots.shape[0]
+    q, out = (torch.empty(count, shape.heads * shape.head_dim, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+
+    def attend(qkv: Tensor, layer: int) -> Tensor:
+        at = layer % pool.slots_per_page
+        rope_kv(qkv, shape.heads, turning, rows, pool.k, pool.v, at, out=q)
+        return prompt_attention(q, shape.heads, rows, chunks, pool.k, pool.v, at, out=out)
+
+    return attend

@@ -1,0 +1,84 @@
+"""Rows over a paged pool for the kernel benchmark: decode batches, prompt chunks, and their work lists.
+
+Owns made-up page tables and lengths; pages are dealt out in shuffled order, as after a long run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from epicycle.engine.kernels.decode_attention_triton import DecodeScratch, allocate_scratch
+from epicycle.engine.kernels.prompt_attention_triton import PromptChunks
+from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning
+from epicycle.engine.kernels.work_triton import WorkList, allocate_work, fill_work
+from epicycle.tools.kernel_shapes import Shape
+
+PAGE_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    k: Tensor
+    v: Tensor
+    slots_per_page: int
+    pages: int
+
+
+def make_pool(shape: Shape, pages: int, slots_per_page: int) -> Pool:
+    """Random K and V."""
+    size = (pages * slots_per_page, PAGE_TOKENS, shape.kv_heads, shape.head_dim)
+    k, v = (torch.empty(size, dtype=torch.bfloat16, device="cuda").normal_() for _ in range(2))
+    return Pool(k, v, slots_per_page, pages)
+
+
+def make_rows(pool: Pool, slots: Sequence[int], positions: Sequence[int], windows: int, context: int) -> RowAddresses:
+    """Rows of `windows` requests of `context` tokens each. Requests that don't all fit share pages."""
+    per = -(-context // PAGE_TOKENS)
+    shuffled = torch.randperm(pool.pages, device="cuda", dtype=torch.int32)
+    table = shuffled.repeat(-(-windows * per // pool.pages))[: windows * per].view(windows, per).contiguous()
+    rows = torch.tensor([list(slots), list(positions), [0] * len(slots)], dtype=torch.int32, device="cuda")
+    return RowAddresses(rows[0], rows[1], rows[2], table, pool.slots_per_page)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeBatch:
+    rows: RowAddresses
+    work: WorkList
+    scratch: DecodeScratch
+
+
+def decode_batch(shape: Shape, pool: Pool, lengths: Sequence[int], piece: int) -> DecodeBatch:
+    """One row for each request of `lengths` tokens (the row's own included)."""
+    count = len(lengths)
+    rows = make_rows(pool, range(count), [length - 1 for length in lengths], count, max(lengths))
+    entries = sum(-(-length // piece) for length in lengths)
+    work = allocate_work(entries, torch.device("cuda"))
+    fill_work(work, torch.tensor(lengths, dtype=torch.int32, device="cuda"), piece)
+    scratch = allocate_scratch(entries, count, shape.heads, shape.kv_heads, shape.head_dim, torch.device("cuda"))
+    return DecodeBatch(rows, work, scratch)
+
+
+def prompt_batch(pool: Pool, chunks: Sequence[tuple[int, int]], query_tile: int) -> tuple[RowAddresses, PromptChunks]:
+    """Chunks of (first position, rows), one request each."""
+    slots = [index for index, (_, count) in enumerate(chunks) for _ in range(count)]
+    positions = [first + offset for first, count in chunks for offset in range(count)]
+    context = max(first + count for first, count in chunks)
+    rows = make_rows(pool, slots, positions, len(chunks), context)
+    counts = torch.tensor([count for _, count in chunks], dtype=torch.int32, device="cuda")
+    firsts = (torch.cumsum(counts, 0) - counts).to(torch.int32)
+    work = allocate_work(sum(-(-count // query_tile) for _, count in chunks), torch.device("cuda"))
+    fill_work(work, counts, query_tile)
+    return rows, PromptChunks(firsts, counts, work, query_tile)
+
+
+def make_turning(shape: Shape, context: int) -> Turning:
+    """Random angles will do: time doesn't depend on them, and the twins get the same tables."""
+    width = shape.head_dim // 2 if shape.pairs else shape.head_dim
+    angles = torch.rand(context, width, device="cuda") * 6.28
+    dtype = torch.float32 if shape.pairs else torch.bfloat16
+    bias = torch.randn(2, shape.heads * shape.head_dim, dtype=torch.bfloat16, device="cuda") if shape.pairs else None
+    return Turning(angles.cos().to(dtype), angles.sin().to(dtype), shape.pairs, bias)
