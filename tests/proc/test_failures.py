@@ -159,6 +159,16 @@ async def test_the_drain_deadline_ends_what_still_runs() -> None:
         assert 0 == await asyncio.to_thread(server.wait_exit)
 
 
+async def test_a_second_ctrl_c_cuts_the_drain_short_and_still_ends_each_request_once(doomed: Server) -> None:
+    async with Load(doomed.port, COUNT) as load:
+        doomed.process.send_signal(signal.SIGINT)
+        await until(lambda: is_refused(doomed), "new requests refused", 2.0)
+        doomed.process.send_signal(signal.SIGINT)
+
+        assert {"draining": COUNT} == await load.over(3.0)
+    assert 0 == await asyncio.to_thread(doomed.wait_exit)
+
+
 async def test_killing_the_supervisor_under_load_frees_the_port_and_leaves_no_orphans(doomed: Server) -> None:
     pids = await asyncio.to_thread(doomed.pids)
     async with Load(doomed.port, COUNT) as load:
@@ -181,13 +191,6 @@ async def is_free(port: int) -> bool:
 
 async def are_gone(pids: list[int]) -> bool:
     return not any(map(is_alive, pids))
-
-
-async def test_a_second_server_with_the_same_configuration_refuses_to_start(server: Server) -> None:
-    with Server("epicycle serve", *MOCK, port=server.port) as second:
-        assert 1 == await asyncio.to_thread(second.wait_exit)
-        assert "Address already in use" in second.text()
-    assert await served(server)
 
 
 async def test_a_single_process_serves_and_drains() -> None:
