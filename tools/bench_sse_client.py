@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from functools import partial
+from typing import cast
 
 import uvloop
 
@@ -28,8 +29,7 @@ class Stream(asyncio.Protocol):
         self._tail = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        transport.write(self._request)
+        cast("asyncio.WriteTransport", transport).write(self._request)  # uvloop's are no subclass
 
     def data_received(self, data: bytes) -> None:
         text = self._tail + data

@@ -124,5 +124,5 @@ def _cut_off(request: web.Request, generation: Generation, limit: int) -> None:
 
 
 def _abort(request: web.Request) -> None:
-    if isinstance(request.transport, asyncio.Transport):
+    if request.transport is not None:
         request.transport.abort()
