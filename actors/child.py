@@ -150,5 +150,6 @@ def _wire(args: ChildArgs) -> tuple[ZmqUplink, Fabric]:
 def _report(host: HostBase, uplink: ZmqUplink, error: Exception) -> NoReturn:
     """An exception that reached the top: tell the supervisor in one line, the log in full, and leave."""
     _log.error("crashed", actor=host.name, epoch=host.epoch, exception=traceback.format_exc())
-    host.fatal(getattr(error, "code", "crashed"), f"{type(error).__name__}: {error}")
+    code = getattr(error, "code", "")  # ours explain themselves
+    host.fatal(code or "crashed", str(error) if code else f"{type(error).__name__}: {error}")
     raise SystemExit(EXIT_FATAL)
