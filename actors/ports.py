@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from epicycle.transport.config import Config
-from epicycle.transport.doorbell import Pollable
 from epicycle.transport.link import Fabric
 from epicycle.transport.wire.control import Capabilities, Drain, Endpoint, HealthReply, MailboxStat, PeerDown, PeerUp
 from epicycle.transport.wire.output import Fin, PromptLogprobs, TokenBatch
@@ -62,18 +61,6 @@ class Host(Protocol):
 
     async def health(self, is_deep: bool = False) -> HealthReply:
         """The supervisor's view. Raises TimeoutError when it doesn't answer."""
-
-
-class SyncHost(Host, Protocol):
-    """The executor's host: its loop calls `pump_events`, works, and calls `wait` when there is nothing to do."""
-
-    def pump_events(self) -> int:
-        """Run what the supervisor sent, on the calling thread; returns how many messages that was."""
-
-    def wait(self, receivers: Sequence[Pollable], timeout_s: float = ...) -> bool:
-        """Block until a receiver or the supervisor may have something, well under stale_beat_s. Receivers are
-        edge-triggered: drain each to [] first.
-        """
 
 
 class Actor(Hosted, Protocol):
