@@ -17,7 +17,7 @@ from epicycle.engine.errors import EngineError, OptionError
 from epicycle.engine.exits import registry as exits
 from epicycle.engine.kernels.ops import Ops
 from epicycle.engine.kernels.plain import PlainOps
-from epicycle.engine.kernels.tiled import ROW_TILE, TiledOps
+from epicycle.engine.kernels.tiled import TiledOps, Tiling
 from epicycle.engine.models.base import LoopedModel
 from epicycle.engine.models.build import assemble, weights_fingerprint
 from epicycle.engine.models.config import read_spec
@@ -251,12 +251,12 @@ def _make_ops(options: EngineOptions, spec: ModelSpec, dtype: torch.dtype, devic
     if options.numerics == "fast":
         return PlainOps(), 1
     if device.type != "cpu":
-        return TiledOps(ROW_TILE, is_blocked=True), ROW_TILE
+        return TiledOps(Tiling(16, is_blocked=True)), 16
     chunk = options.prompt_chunk_tokens or PROMPT_CHUNK_TOKENS["cpu"]
     ops = choose_ops(spec, dtype, options.slots + chunk)
     layout = make_layout(options, spec, dtype)
     check_attention(KvPool(layout, pages_for(ATTENTION_TOKENS, options.page_tokens), dtype, device), spec.heads)
-    return ops, ops.row_tile
+    return ops, ops.tiling.row_tile
 
 
 def _rule_name(options: EngineOptions, files: ModelFiles, spec: ModelSpec) -> str:

@@ -14,14 +14,23 @@ from torch import Tensor
 
 from epicycle.engine.errors import SelfCheckError
 from epicycle.engine.kernels.attention import KV_TILE
-from epicycle.engine.kernels.tiled import TiledOps
+from epicycle.engine.kernels.tiled import TiledOps, Tiling, can_pack
 from epicycle.engine.models.spec import ModelSpec
 from epicycle.engine.pool import KvPool
 from epicycle.engine.rows import RowLayout, TickRows
 
-# Settings from fastest to surest: rows are padded to a multiple of the tile, or multiplied tile by tile.
-CANDIDATES = ((4, False), (8, False), (16, False), (4, True), (8, True), (16, True), (32, True))
-
+# From fastest to surest.
+TILINGS = (
+    Tiling(1, is_packed=True),
+    Tiling(4, is_packed=True),
+    Tiling(4),
+    Tiling(8),
+    Tiling(16),
+    Tiling(4, is_blocked=True),
+    Tiling(16, is_blocked=True),
+    Tiling(32, is_blocked=True),
+)
+MOST_PACKED_VALUES = 1 << 27  # a packed weight exists twice: for models of more values the memory matters more
 ATTENTION_TOKENS = 2 * KV_TILE + 22  # three KV tiles, the last one partly filled
 _CHUNKS = ((0, 1), (5, 3), (16, 16), (60, 50), (63, 1), (64, 1), (100, 40), (127, 2), (149, 1))
 
@@ -34,15 +43,24 @@ def linear_shapes(spec: ModelSpec) -> set[tuple[int, int]]:
     return shapes | ({(spec.state_width, hidden)} if spec.state_width != hidden else set())
 
 
+def multiplied_values(spec: ModelSpec) -> int:
+    """Values in all matrices that rows are multiplied by."""
+    hidden, inner, head_dim = spec.hidden_size, spec.intermediate_size, spec.head_dim
+    layer = hidden * (2 * (spec.heads + spec.kv_heads) * head_dim + 3 * inner)
+    return spec.layers * layer + hidden * (spec.vocab_size + spec.state_width)
+
+
 def choose_ops(spec: ModelSpec, dtype: torch.dtype, most_rows: int) -> TiledOps:
     """The fastest `TiledOps` whose products are invariant for 1 .. `most_rows` rows of every shape of the model."""
     shapes = sorted(linear_shapes(spec))
-    for row_tile, is_blocked in CANDIDATES:
-        ops = TiledOps(row_tile, is_blocked)
-        failed = next((shape for shape in shapes if not _is_invariant(ops, shape, dtype, most_rows)), None)
+    for tiling in TILINGS:
+        if tiling.is_packed and not (can_pack(dtype) and multiplied_values(spec) <= MOST_PACKED_VALUES):
+            continue
+        probe = TiledOps(tiling)
+        failed = next((shape for shape in shapes if not _is_invariant(probe, shape, dtype, most_rows)), None)
         if failed is None:
-            _check_rowwise(ops, spec, dtype, most_rows)
-            return ops
+            _check_rowwise(probe, spec, dtype, most_rows)
+            return TiledOps(tiling)
     raise SelfCheckError(
         "not_invariant",
         f"products of {failed} in {dtype} differ in bits between a row alone and a row in company, whatever the tile; "

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from epicycle.engine.kernels.attention import attend_plain
-from epicycle.engine.kernels.tiled import TiledOps
+from epicycle.engine.kernels.tiled import TiledOps, Tiling, can_pack
 from epicycle.engine.pool import KvPool
 from epicycle.engine.rows import RowLayout, TickRows
 from epicycle.engine.selfcheck import choose_ops
@@ -174,11 +176,19 @@ def test_the_self_check_finds_a_setting(config: dict[str, object]) -> None:
     assert all(torch.equal(whole[row : row + 1], ops.linear(x[row : row + 1], weight)) for row in range(37))
 
 
-def test_blocks_are_the_surest_setting() -> None:
-    ops = TiledOps(row_tile=8, is_blocked=True)
+@pytest.mark.parametrize("tiling", [Tiling(8, is_blocked=True), Tiling(4), Tiling(1, is_packed=True)])
+def test_every_tiling_computes_the_same_product(tiling: Tiling) -> None:
+    ops = TiledOps(tiling)
     x = torch.randn(21, 48, generator=torch.Generator().manual_seed(0))
     weight = torch.randn(16, 48, generator=torch.Generator().manual_seed(1))
-    whole = ops.linear(x, weight)
-    assert (21, 16) == whole.shape
-    assert torch.allclose(whole, x @ weight.T, atol=1e-5)
-    assert torch.equal(whole[3:11], ops.linear(x[3:11], weight))
+    bias = torch.arange(16.0)
+    for rows in (21, 8, 1):
+        assert torch.allclose(ops.linear(x[:rows], weight, bias), x[:rows] @ weight.T + bias, atol=1e-5)
+
+
+def test_weights_are_not_copied_for_models_that_fill_the_memory() -> None:
+    tiny = spec_of(OURO)
+    wide = replace(tiny, vocab_size=1 << 23)
+    assert choose_ops(tiny, torch.float32, 8).tiling.is_packed == can_pack(torch.float32)
+    assert not choose_ops(wide, torch.float32, 8).tiling.is_packed
+    assert not choose_ops(tiny, torch.bfloat16, 8).tiling.is_packed
