@@ -120,8 +120,8 @@ def coloured(text: str, depth: int, loops: int) -> str:
 
 
 def step(depth: int, loops: int, steps: int) -> int:
-    """Where `depth` of `loops` lies among `steps` steps, the deepest on the last."""
-    return max(0, min(steps - 1, round(depth / loops * steps) - 1))
+    """Where `depth` of `loops` lies among `steps` even steps, the deepest on the last."""
+    return max(0, min(steps, -(-depth * steps // loops)) - 1)
 
 
 def summary(depths: list[int]) -> str:
