@@ -1,4 +1,4 @@
-"""Fixtures that every suite may use."""
+"""Fixtures and options that every suite may use."""
 
 from __future__ import annotations
 
@@ -7,6 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+TOPOLOGIES = ("processes", "single-process")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--topology",
+        choices=(*TOPOLOGIES, "both"),
+        default="both",
+        help="where the live suite runs its server: a process for each actor, one process, or one after the other",
+    )
 
 
 @pytest.fixture
