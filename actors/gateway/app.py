@@ -116,6 +116,7 @@ class Gateway:
             pending=0,
             mailboxes=[MailboxStat("in_flight", len(table)), MailboxStat("cancel", self.core.links.waiting_cancels)],
             last_error=self._last_error,
+            counters=self.core.counters(),
         )
 
     def _lose_executor(self, reason: str) -> None:

@@ -55,12 +55,18 @@ class Core:
     def generation(self, spec: Spec, sink: Sink, tokenizer: ServedTokenizer | None) -> Generation:
         return Generation(spec, sink, self.table, self.links, self.metrics, tokenizer)
 
-    def gauges(self) -> GatewayGauges:
+    def counters(self) -> dict[str, float]:
+        """What this gateway's heartbeats add to the counters of the whole server."""
         counts = self.table.counts
+        counters: dict[str, float] = {
+            f'stale_messages_total{{actor="{self.name}"}}': counts.other_epoch + counts.late_terminals,
+            'send_again_total{link="submit"}': self.links.refused_sends,
+        }
+        return counters | {f'rejections_total{{code="{code}"}}': n for code, n in self.metrics.rejections.items()}
+
+    def gauges(self) -> GatewayGauges:
         return GatewayGauges(
             name=self.name,
             in_flight=len(self.table),
-            stale_messages=counts.other_epoch + counts.late_terminals,
-            refused_sends=self.links.refused_sends,
             waiting_cancels=self.links.waiting_cancels,
         )

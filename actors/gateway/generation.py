@@ -62,14 +62,14 @@ class Generation:
     async def start(self) -> None:
         """Submit every sequence. A refusal of the link fails the request; it is not raised."""
         for sequence in self._sequences:
-            self._table.add(sequence)
-        for sequence in self._sequences:
             if self._is_over:
                 return
+            self._table.add(sequence)
             try:
                 await self._links.submit(self._submit_of(sequence))
             except ApiError as error:
                 self._table.release(sequence.rid, is_cancelled=False)
+                self._metrics.rejections[error.code] += 1
                 self._open.pop(sequence, None)
                 self._fail(error)
                 self.flush()

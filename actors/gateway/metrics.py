@@ -132,8 +132,6 @@ class GatewayGauges:
 
     name: str
     in_flight: int
-    stale_messages: int
-    refused_sends: int
     waiting_cancels: int
 
 
@@ -153,11 +151,8 @@ class _Scrape:
         self._reply = reply
 
     def collect(self) -> Iterator[Metric]:
-        extra = {f'rejections_total{{code="{code}"}}': float(count) for code, count in self._counts.rejections.items()}
-        extra[f'stale_messages_total{{actor="{self._gauges.name}"}}'] = float(self._gauges.stale_messages)
-        extra['send_again_total{link="submit"}'] = float(self._gauges.refused_sends)
         beats = [actor.counters for actor in self._reply.actors] if self._reply is not None else []
-        yield from beat_families([*beats, extra])
+        yield from beat_families(beats)
         yield from self._own_counters()
         yield from self._own_histograms()
         if self._reply is not None:

@@ -41,9 +41,13 @@ def add_routes(router: web.UrlDispatcher, core: Core) -> None:
 
 
 async def _generate(request: web.Request, core: Core, validate: Validate) -> web.StreamResponse:
-    served = core.admit()
-    content = await read_json_body(request, core.config.server)
-    spec = await validate(content, served)
+    try:
+        served = core.admit()
+        content = await read_json_body(request, core.config.server)
+        spec = await validate(content, served)
+    except ApiError as error:
+        core.metrics.rejections[error.code] += 1
+        raise
     return await (_stream if spec.is_stream else _answer)(request, core, served, spec)
 
 

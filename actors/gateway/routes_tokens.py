@@ -9,9 +9,9 @@ from epicycle.actors.gateway import ranges
 from epicycle.actors.gateway.bodies import Decoder, DetokenizeBody, TokenizeBody
 from epicycle.actors.gateway.core import Core
 from epicycle.actors.gateway.errors import ApiError
+from epicycle.actors.gateway.prompts import check_model, need_tokenizer
 from epicycle.actors.gateway.reading import read_json_body
 from epicycle.actors.gateway.served import Served
-from epicycle.actors.gateway.validate import check_model, need_tokenizer
 
 
 def add_routes(router: web.UrlDispatcher, core: Core) -> None:
@@ -22,7 +22,7 @@ def add_routes(router: web.UrlDispatcher, core: Core) -> None:
         body: TokenizeBody = decode_tokenize(await read_json_body(request, core.config.server))
         check_model(body.model, served)
         tokenizer = need_tokenizer(served, "prompt")
-        ids = await core.validator.off_loop(
+        ids = await core.validator.prompts.off_loop(
             len(body.prompt), lambda: tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens)
         )
         return _json({"tokens": ids, "count": len(ids), "max_model_len": served.facts.context_tokens})
@@ -33,7 +33,7 @@ def add_routes(router: web.UrlDispatcher, core: Core) -> None:
         check_model(body.model, served)
         tokenizer = need_tokenizer(served, "tokens")
         ids = ranges.token_ids("tokens", body.tokens, served.facts.vocab_size)
-        text = await core.validator.off_loop(len(ids), lambda: tokenizer.decode(ids, skip_special_tokens=False))
+        text = await core.validator.prompts.off_loop(len(ids), lambda: tokenizer.decode(ids, skip_special_tokens=False))
         return _json({"prompt": text})
 
     async def tokenizer_info(_request: web.Request) -> web.Response:
