@@ -79,7 +79,7 @@ class TiledOps:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         # Fewer calls than the library's norm; each row is reduced by itself there and here.
         wide = x.float()
-        scale = (wide * wide).sum(-1, keepdim=True).div_(x.shape[1]).add_(eps).rsqrt_()
+        scale = (wide * wide).sum(-1, keepdim=True).mul_(1.0 / x.shape[1]).add_(eps).rsqrt_()
         return (wide * scale).to(x.dtype).mul_(weight)
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
