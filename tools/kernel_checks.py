@@ -196,7 +196,7 @@ def check_prompt(shape: Shape) -> Report:
 
 def check_far_addresses() -> Report:
     """Writes and reads beyond 2**31 elements of a pool."""
-    shape = Shape("far", 128, 1, 1, 128, 128, 128, 1, 1, False, "sandwich", 1, 1)
+    shape = Shape("far", 128, 1, 1, 128, 128, 128, 1, 1, False, "sandwich")
     pool = make_pool(shape, 1_060_000, 1)  # 2.17e9 elements each
     turning = make_turning(shape, 64)
     batch = decode_batch(shape, pool, [40], 256)

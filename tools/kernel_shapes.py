@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from epicycle.engine.kernels.ladder import Product
+from epicycle.engine.kernels.ladder import Product, canonical_chunks
 
 BANDWIDTH_TB_S = 4.2  # measured ceilings of one H200; the run measures them again and prints both
 MATMUL_TFLOP_S = 755.0
@@ -15,7 +15,7 @@ MATMUL_TFLOP_S = 755.0
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One model's core. `pairs` is the rotation's convention; `parts` the chunks of the two products before a norm."""
+    """One model's core. `pairs` is the rotation's convention."""
 
     name: str
     hidden: int
@@ -28,8 +28,6 @@ class Shape:
     loops: int
     pairs: bool
     norm_stage: str
-    out_chunks: int
-    down_chunks: int
 
     @property
     def qkv(self) -> Product:
@@ -37,7 +35,8 @@ class Shape:
 
     @property
     def out(self) -> Product:
-        return Product(f"{self.name}.out", self.hidden, self.heads * self.head_dim, chunks=self.out_chunks)
+        inputs = self.heads * self.head_dim
+        return Product(f"{self.name}.out", self.hidden, inputs, chunks=canonical_chunks(self.hidden, inputs))
 
     @property
     def gate_up(self) -> Product:
@@ -45,7 +44,8 @@ class Shape:
 
     @property
     def down(self) -> Product:
-        return Product(f"{self.name}.down", self.hidden, self.intermediate, chunks=self.down_chunks)
+        chunks = canonical_chunks(self.hidden, self.intermediate)
+        return Product(f"{self.name}.down", self.hidden, self.intermediate, chunks=chunks)
 
     @property
     def head(self) -> Product:
@@ -70,8 +70,8 @@ class Shape:
         return [*self.core_products(), *adapter, *other, self.head]
 
 
-OURO = Shape("ouro", 2048, 16, 16, 128, 5632, 49152, 24, 4, False, "sandwich", 4, 4)
-HUGINN = Shape("huginn", 5280, 55, 55, 96, 17920, 65536, 4, 32, True, "sum", 1, 1)
+OURO = Shape("ouro", 2048, 16, 16, 128, 5632, 49152, 24, 4, False, "sandwich")
+HUGINN = Shape("huginn", 5280, 55, 55, 96, 17920, 65536, 4, 32, True, "sum")
 SHAPES = {shape.name: shape for shape in (OURO, HUGINN)}
 
 

@@ -57,6 +57,15 @@ class Product:
         return self.outputs * (2 if self.epilogue == "pair" else 1)
 
 
+def canonical_chunks(outputs: int, inputs: int) -> int:
+    """In how many parts the inputs of a weight [outputs, inputs] are summed, at every number of rows.
+
+    Part of the numerics: it follows from the shape alone. Products with few outputs and many inputs can't fill a
+    card at one row unless their inputs are split.
+    """
+    return 4 if outputs <= 2048 <= inputs else 1
+
+
 _FEW_ROWS = (
     GemmConfig("stream", 16, 16, 256, 2, 4),
     GemmConfig("stream", 16, 16, 256, 4, 4),
@@ -128,6 +137,13 @@ def _fits(product: Product, config: GemmConfig) -> bool:
     # Two accumulators (gate and up, or total and chunk) must fit the register file.
     doubled = product.epilogue == "pair" or (product.chunks > 1 and config.kernel == "tile")
     return not doubled or config.block_m * config.block_n <= 64 * 32 * config.warps
+
+
+def untimed(product: Product, rows: int) -> GemmConfig:
+    """A reasonable configuration where nothing has been timed; bits are those of any other."""
+    fits = [config for config in candidates(product, rows) if config != LIBRARY]
+    wide = [config for config in fits if config.block_m >= min(rows, 64)]
+    return (wide or fits)[0] if fits else sure(product)
 
 
 def step_for(rows: int) -> int:

@@ -16,11 +16,11 @@ TABLE_BITS = 16
 BOUND_STD = 3.0  # the normal is cut at this many standard deviations on both sides
 
 # Odd 64-bit multipliers, written as the signed integers that int64 tensors hold.
-_SEED_STEP = 0x9E3779B97F4A7C15 - (1 << 64)
-_POSITION_STEP = 0xD1342543DE82EF95 - (1 << 64)
-_LANE_STEP = 0xA0761D6478BD642F - (1 << 64)
-_MIX_A = 0xBF58476D1CE4E5B9 - (1 << 64)
-_MIX_B = 0x94D049BB133111EB - (1 << 64)
+SEED_STEP = 0x9E3779B97F4A7C15 - (1 << 64)
+POSITION_STEP = 0xD1342543DE82EF95 - (1 << 64)
+LANE_STEP = 0xA0761D6478BD642F - (1 << 64)
+MIX_A = 0xBF58476D1CE4E5B9 - (1 << 64)
+MIX_B = 0x94D049BB133111EB - (1 << 64)
 
 
 def quantile_table(std: float, scale: float, device: torch.device | str = "cpu") -> Tensor:
@@ -39,16 +39,16 @@ def quantile_table(std: float, scale: float, device: torch.device | str = "cpu")
 
 def draw(table: Tensor, seeds: Tensor, positions: Tensor, width: int) -> Tensor:
     """Values [N, width] float32 for rows with seeds [N] and positions [N] (both int64)."""
-    key = _mix(_mix(seeds * _SEED_STEP) + positions * _POSITION_STEP)
+    key = _mix(_mix(seeds * SEED_STEP) + positions * POSITION_STEP)
     lanes = torch.arange(1, width + 1, dtype=torch.int64, device=seeds.device)
-    words = _mix(key.unsqueeze(1) + lanes * _LANE_STEP)
+    words = _mix(key.unsqueeze(1) + lanes * LANE_STEP)
     return table[_shift_right(words, 64 - TABLE_BITS)]
 
 
 def _mix(x: Tensor) -> Tensor:
     """A bijective scramble of 64 bits: two rounds of xor-shift and multiply, then a last xor-shift."""
-    x = (x ^ _shift_right(x, 30)) * _MIX_A
-    x = (x ^ _shift_right(x, 27)) * _MIX_B
+    x = (x ^ _shift_right(x, 30)) * MIX_A
+    x = (x ^ _shift_right(x, 27)) * MIX_B
     return x ^ _shift_right(x, 31)
 
 

@@ -158,6 +158,37 @@ def rope_kv(
     return out
 
 
+@triton.jit
+def rope_kernel(
+    x_ptr, cos_ptr, sin_ptr, out_ptr, x_stride, turn_stride, heads,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_H: tl.constexpr, PAIRS: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Grid (rows, blocks of heads): rotation alone, by cos and sin of the row."""
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
+    lane = tl.arange(0, BLOCK_D)[None, :]
+    mask = (head < heads) & (lane < HEAD_DIM)
+    at = x_ptr + row * x_stride + head * HEAD_DIM
+    turned = load_rotated(
+        at, at, cos_ptr + row * turn_stride, sin_ptr + row * turn_stride, lane, mask, HEAD_DIM, PAIRS, False, DTYPE
+    )
+    tl.store(out_ptr + (row * heads + head) * HEAD_DIM + lane, turned, mask=mask)
+
+
+def rope(x: Tensor, cos: Tensor, sin: Tensor, *, pairs: bool) -> Tensor:
+    """x [N, heads, d] (rows may be strided) by cos, sin [N, d] of x's dtype, or [N, d / 2] float32 for `pairs`."""
+    rows, heads, width = x.shape
+    assert x.stride(2) == 1 and x.stride(1) == width, x.stride()
+    cos, sin = cos.contiguous(), sin.contiguous()
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    rope_kernel[(rows, triton.cdiv(heads, 8))](
+        x, cos, sin, out, x.stride(0), cos.stride(0), heads,
+        HEAD_DIM=width, BLOCK_D=next_power(width), BLOCK_H=8, PAIRS=pairs, DTYPE=TL_DTYPES[x.dtype],
+        enable_fp_fusion=True, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
 def plain_rope_kv(
     qkv: Tensor, heads: int, turning: Turning, rows: RowAddresses, k_pool: Tensor, v_pool: Tensor, layer: int
 ) -> Tensor:

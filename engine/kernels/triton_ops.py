@@ -1,0 +1,77 @@
+"""`TritonOps`: the operations of `ops.Ops` through the GPU kernels, eagerly.
+
+Owns which kernel serves which operation; nothing about a row's bits depends on the other rows or on their number. The
+order of a product's sum follows from its weight's shape (`ladder.canonical_chunks`), its configuration from the choices
+made at start-up. Residual adds, embedding and sigmoid are torch's own elementwise kernels. It knows no model.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from epicycle.engine.kernels import noise_triton
+from epicycle.engine.kernels.gemm_triton import added_parts, product, run_product
+from epicycle.engine.kernels.ladder import Choices, GemmConfig, Product, canonical_chunks, step_for, untimed
+from epicycle.engine.kernels.norm_triton import gate_logit, norm
+from epicycle.engine.kernels.rope_kv_triton import rope
+from epicycle.engine.kernels.silu_triton import silu_mul
+
+
+class TritonOps:
+    """Meets `ops.Ops` on tensors of one GPU."""
+
+    def __init__(self, choices: Choices | None = None) -> None:
+        self._choices = choices
+
+    def _config(self, kind: Product, rows: int) -> GemmConfig:
+        picked = self._choices.picked.get((kind.name, step_for(rows))) if self._choices is not None else None
+        return picked or untimed(kind, rows)
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        kind = kind_of(weight)
+        if bias is None:
+            y = run_product(kind, x, weight, self._config(kind, len(x)))
+            return added_parts(y, x.dtype) if y.ndim == 3 else y
+        config = self._config(Product("biased", kind.outputs, kind.inputs, "float"), len(x))  # never the tile kernel
+        return product(x, weight, config, chunks=kind.chunks, bias=bias)
+
+    def gate_logit(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return gate_logit(x, weight, bias)
+
+    def logits(self, x: Tensor, weight: Tensor) -> Tensor:
+        kind = kind_of(weight, "float")
+        return run_product(kind, x, weight, self._config(kind, len(x)))
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return norm(x, weight, eps)
+
+    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        return silu_mul(gate, up)
+
+    def rope_half(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return rope(x, cos, sin, pairs=False)
+
+    def rope_pairs(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return rope(x, cos, sin, pairs=True)
+
+    def add(self, a: Tensor, b: Tensor) -> Tensor:
+        return a + b
+
+    def embed(self, table: Tensor, tokens: Tensor, scale: float = 1.0) -> Tensor:
+        rows = F.embedding(tokens, table)
+        return rows if scale == 1.0 else rows * scale
+
+    def start_noise(self, table: Tensor, seeds: Tensor, positions: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+        return noise_triton.draw(table, seeds, positions, width, dtype)
+
+    def sigmoid(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(x)
+
+
+def kind_of(weight: Tensor, epilogue: str = "plain") -> Product:
+    """The product that multiplies by `weight`, named by its shape."""
+    outputs, inputs = weight.shape
+    chunks = canonical_chunks(outputs, inputs) if epilogue == "plain" else 1
+    return Product(f"{epilogue} {outputs}x{inputs}", outputs, inputs, epilogue, chunks)

@@ -1,0 +1,8 @@
+"""Collects this folder only where Triton interprets: the variable is read when triton is imported, so these tests need
+a process of their own. `tests/unit/test_kernels_interpreter.py` starts it."""
+
+from __future__ import annotations
+
+import os
+
+collect_ignore_glob = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["test_*.py"]

@@ -1,0 +1,92 @@
+"""The choice of implementations: fastest of the bit-equal, and the sure one otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from epicycle.engine.kernels.ladder import (
+    LIBRARY,
+    STEPS,
+    GemmConfig,
+    Product,
+    candidates,
+    canonical_chunks,
+    choose,
+    step_for,
+    sure,
+    untimed,
+)
+
+PLAIN = Product("plain", 6144, 2048)
+
+
+@dataclass
+class FakeProbe:
+    """Times from a table (default 10), and a set of keys whose bits are wrong."""
+
+    times_us: dict[str, float] = field(default_factory=dict)
+    unequal: set[str] = field(default_factory=set)
+    compared: list[str] = field(default_factory=list)
+
+    def is_equal(self, product: Product, config: GemmConfig, rows: int) -> bool:
+        self.compared.append(config.key)
+        return config.key not in self.unequal
+
+    def time_us(self, product: Product, config: GemmConfig, rows: int) -> float:
+        return self.times_us.get(config.key, 10.0)
+
+
+def test_the_fastest_equal_implementation_is_picked() -> None:
+    fast = candidates(PLAIN, 16)[3]
+    choices = choose([PLAIN], [16], FakeProbe({fast.key: 1.0, LIBRARY.key: 2.0}))
+    assert fast == choices.get(PLAIN, 9)
+
+
+def test_a_faster_one_with_other_bits_is_refused_and_named() -> None:
+    probe = FakeProbe({LIBRARY.key: 1.0}, {LIBRARY.key})
+    choices = choose([PLAIN], [16], probe)
+    assert LIBRARY != choices.get(PLAIN, 16)
+    assert [("plain", 16, LIBRARY.key)] == choices.refused
+
+
+def test_the_sure_one_is_left_when_every_other_has_other_bits() -> None:
+    every = {config.key for config in candidates(PLAIN, 16)}
+    assert sure(PLAIN) == choose([PLAIN], [16], FakeProbe(unequal=every)).get(PLAIN, 16)
+
+
+def test_what_cannot_run_is_neither_compared_nor_picked() -> None:
+    probe = FakeProbe({config.key: float("inf") for config in candidates(PLAIN, 2048)})
+    assert sure(PLAIN) == choose([PLAIN], [2048], probe).get(PLAIN, 2048)
+    assert [] == probe.compared
+
+
+def test_rows_use_the_first_step_that_holds_them() -> None:
+    assert [1, 16, 16, 4096, 4096] == [step_for(rows) for rows in (1, 2, 16, 2049, 9999)]
+
+
+def test_products_in_chunks_never_go_to_the_library() -> None:
+    split = Product("split", 2048, 5632, chunks=4)
+    assert all(LIBRARY not in candidates(split, step) for step in STEPS)
+
+
+def test_float_products_never_go_to_the_tile_kernel() -> None:
+    head = Product("head", 49152, 2048, "float")
+    assert {"stream", "library", "tile"} > {config.kernel for step in STEPS for config in candidates(head, step)}
+
+
+def test_two_accumulators_fit_the_register_file() -> None:
+    pair = Product("pair", 5632, 2048, "pair")
+    wide = [config for step in STEPS for config in candidates(pair, step) if config != LIBRARY]
+    assert all(2 * config.block_m * config.block_n <= 128 * 32 * config.warps for config in wide)
+
+
+def test_every_product_has_something_to_run_untimed() -> None:
+    head = Product("head", 49152, 2048, "float")
+    for product in (PLAIN, head, Product("split", 2048, 5632, chunks=4), Product("pair", 5632, 2048, "pair")):
+        for rows in (1, 17, 100, 300, 5000):
+            assert LIBRARY != untimed(product, rows)
+
+
+def test_only_narrow_deep_products_are_summed_in_parts() -> None:
+    shapes = [(2048, 2048), (2048, 5632), (6144, 2048), (5280, 17920), (256, 256)]
+    assert [4, 4, 1, 1, 1] == [canonical_chunks(*shape) for shape in shapes]
