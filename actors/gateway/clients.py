@@ -78,6 +78,7 @@ class ClientEndpoint:
             await generation.start()
             await sink.ended
         except ApiError as error:
+            self._core.metrics.rejections[error.code] += 1
             self._fail(key, error)
         finally:
             self._running.pop(key, None)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
+import structlog
 
 from epicycle.actors.gateway.errors import ApiError
 from epicycle.actors.gateway.metrics import GatewayMetrics
@@ -24,6 +25,9 @@ from epicycle.transport.wire.output import Fin
 from epicycle.transport.wire.request import Rejected, Submit
 
 _CODE_OF_REASON = {"deadline": "timeout", "shutdown": "draining", "cancelled": "cancelled"}
+
+
+_log = structlog.get_logger()
 
 
 class Links(Protocol):
@@ -124,13 +128,14 @@ class Generation:
 
     def on_fin(self, sequence: Sequence, fin: Fin) -> None:
         self._metrics.timed(fin)
-        if fin.reason in ("stop", "length"):
+        if fin.reason in ("stop", "length") and fin.tokens <= sequence.count:
+            if fin.warning:
+                _log.warning("ended_early", rid=sequence.rid, tokens=sequence.count, warning=fin.warning)
             sequence.finish(fin.reason)
             self._end_if_complete()
             return
         self._open.pop(sequence, None)
-        code = fin.code or _CODE_OF_REASON.get(fin.reason, "server_error")
-        self._fail(ApiError(code, fin.message or f"the request ended early: {fin.reason}"))
+        self._fail(_error_of(fin, sequence.count))
 
     def on_lost(self, sequence: Sequence, code: str, message: str) -> None:
         if sequence in self._open and self._table.release(sequence.rid, is_cancelled=True):
@@ -180,3 +185,11 @@ class Generation:
             noise_seed=spec.noise_seed,
             cache_salt=spec.cache_salt,
         )
+
+
+def _error_of(fin: Fin, count: int) -> ApiError:
+    """What a client is told of a bad end, or of a good one whose tokens didn't all arrive."""
+    if fin.reason in ("stop", "length"):
+        return ApiError("server_error", f"only {count} of {fin.tokens} tokens arrived from the executor")
+    code = fin.code or _CODE_OF_REASON.get(fin.reason, "server_error")
+    return ApiError(code, fin.message or f"the request ended early: {fin.reason}")

@@ -97,8 +97,8 @@ class Scene:
     def tokens(self, rid: int, first: int, *tokens: int, epoch: int = EPOCH) -> None:
         self.table.on_output([batch(rid, first, *tokens, epoch=epoch)])
 
-    def fin(self, rid: int, reason: str = "length") -> None:
-        self.table.on_output([Fin(epoch=EPOCH, rid=rid, reason=reason, tokens=0)])
+    def fin(self, rid: int, reason: str = "length", tokens: int = 0) -> None:
+        self.table.on_output([Fin(epoch=EPOCH, rid=rid, reason=reason, tokens=tokens)])
 
     @property
     def seen(self) -> list[int]:
@@ -155,6 +155,14 @@ async def test_gap_fails_the_request() -> None:
     scene.tokens(rid, 1, 11)
     assert ["server_error"] == scene.codes
     assert [rid] == [cancelled for cancelled, _ in scene.links.cancels]
+
+
+async def test_tokens_missing_at_the_end_fail_the_request() -> None:
+    scene = Scene()
+    (rid,) = await scene.start()
+    scene.tokens(rid, 0, 10)
+    scene.fin(rid, "length", tokens=2)
+    assert ["server_error"] == scene.codes
 
 
 async def test_messages_of_another_epoch_are_counted_and_dropped() -> None:
