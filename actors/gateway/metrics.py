@@ -24,7 +24,6 @@ PREFIX = "epicycle_"
 TTFT_BOUNDS_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 ITL_BOUNDS_S = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 2.048)
 E2E_BOUNDS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
-ROWS_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 LOOPS_BOUNDS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 # What heartbeats may carry: name -> (kind, help). Names not listed here are not shown.
@@ -195,10 +194,19 @@ def beat_families(beats: Iterable[dict[str, float]]) -> Iterator[Metric]:
                 series[match[1]][labels] = series[match[1]].get(labels, 0.0) + value
     for name, (kind, text) in FROM_BEATS.items():
         yield _family(PREFIX + name, kind, text, series[name])
+    yield _rows_per_tick(series)
     for alias, name in ALIASES.items():
         yield _family(alias, "gauge", f"as {PREFIX}{name}", series[name])
     waiting: Series = {(): sum(series["requests_waiting"].values())}
     yield _family(ALIAS_WAITING, "gauge", f"as {PREFIX}requests_waiting, summed", waiting)
+
+
+def _rows_per_tick(series: dict[str, Series]) -> Metric:
+    """Sum and count only: heartbeats carry totals, from which a dashboard takes the mean."""
+    ticks, rows = (sum(series[name].values()) for name in ("ticks_total", "rows_in_ticks_total"))
+    family = HistogramMetricFamily(f"{PREFIX}rows_per_tick", "rows of a tick (mean: sum / count)")
+    family.add_metric([], [("+Inf", ticks)], rows)
+    return family
 
 
 def _family(name: str, kind: str, text: str, series: Series) -> Metric:

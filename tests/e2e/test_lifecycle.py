@@ -104,13 +104,13 @@ async def test_failure_behind_headers_is_an_error_event_without_done(impatient: 
 async def test_tokens_follow_the_comments_of_a_long_prompt(impatient: Stack) -> None:
     impatient.allow(0)
     async with Client(impatient.base_url) as client:
-        answer = asyncio.create_task(client.complete(max_tokens=3, stream=True))
-        await until(lambda: impatient.resident == 1)
-        await asyncio.to_thread(lambda: None)
+        reader, writer = await client.dial(COMPLETIONS, {"prompt": "hello", "max_tokens": 3, "stream": True})
+        for _ in range(3):
+            await reader.readuntil(b": ping\n\n")
         impatient.allow(UNLIMITED)
-        stream = await answer
-        assert 3 == len(stream.events)
-        assert stream.is_done
+        rest = await reader.readuntil(b"data: [DONE]\n\n")
+        assert 3 == rest.count(b"data: {")
+        writer.close()
 
 
 async def test_slow_client_is_cut_off_and_others_are_not() -> None:

@@ -215,3 +215,5 @@ async def test_probes_and_metrics_answer(client: Client) -> None:
     assert 1 <= await client.metric('epicycle_requests_finished_total{gateway="gw0",reason="length"}')
     assert 0 == await client.metric("epicycle_requests_running")
     assert 0 == await client.metric("vllm:num_requests_running")
+    assert await client.metric("epicycle_ticks_total") == await client.metric("epicycle_rows_per_tick_count")
+    assert 3 <= await client.metric('epicycle_loops_per_token_count{gateway="gw0"}')
