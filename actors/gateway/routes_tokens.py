@@ -25,7 +25,7 @@ def add_routes(router: web.UrlDispatcher, core: Core) -> None:
         ids = await core.validator.prompts.off_loop(
             len(body.prompt), lambda: tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens)
         )
-        return _json({"tokens": ids, "count": len(ids), "max_model_len": served.facts.context_tokens})
+        return _json({"tokens": ids, "count": len(ids)})
 
     async def detokenize(request: web.Request) -> web.Response:
         served = _served(core)
