@@ -1,8 +1,9 @@
 """An engine without a server: requests in, replies out, on one thread.
 
-A scheduler reduced to what benchmarks and checks need: first come, first served, lifetime reservation, Plans handed
-straight to the pump. What it measures is the engine; HTTP, messages and tokenizing are somebody else's time. It decodes
-the same wire messages that a gateway would get.
+A scheduler reduced to what benchmarks and checks need: first come, first served, Plans handed straight to the pump.
+Every resident's whole life fits the pool; `grow_tokens` says whether its pages come at once or bit by bit. What it
+measures is the engine; HTTP, messages and tokenizing are somebody else's time. It decodes the same wire messages that a
+gateway would get.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from dataclasses import dataclass, field
 
 from epicycle.engine.engine import Engine
 from epicycle.kvstore.ledger import Ledger
-from epicycle.kvstore.reserve import lifetime_pages, require_fits_ever
+from epicycle.kvstore.reserve import ReserveRule, lifetime_pages, require_fits_ever
 from epicycle.transport.wire.columns import F32, I32, U16, U64, pack, unpack
 from epicycle.transport.wire.output import Fin, PromptLogprobs, TokenBatch
-from epicycle.transport.wire.plan import Join, Plan, StepReport
+from epicycle.transport.wire.plan import Grow, Join, Plan, StepReport
 from epicycle.transport.wire.request import LoopBounds, Sampling
 
 Clock = Callable[[], float]
@@ -25,12 +26,17 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One sequence; `prompt` are token ids."""
+    """One sequence; `prompt` are token ids. `is_held`: it stops after its first output until `release_held`."""
 
     prompt: list[int]
     sampling: Sampling
     loops: LoopBounds = field(default_factory=LoopBounds)
     noise_seed: int = 0
+    is_held: bool = False
+
+    @property
+    def most_tokens(self) -> int:
+        return max(1, self.sampling.max_tokens)
 
 
 @dataclass(kw_only=True)
@@ -51,30 +57,47 @@ class Reply:
         return self.token_s[0] - self.submitted_s
 
 
-class Offline:
-    """Runs requests on one engine. `submit` any time, `step` until it returns False; replies are filled in place."""
+@dataclass(kw_only=True)
+class Resident:
+    """A request in its slot; `life_pages` are set aside for it, `held_pages` are in its table."""
 
-    def __init__(self, engine: Engine, clock: Clock = time.perf_counter) -> None:
+    request: Request
+    gen: int
+    life_pages: int
+    held_pages: int
+
+
+class Offline:
+    """Runs requests on one engine. `submit` any time, `step` until it returns False; replies are filled in place.
+
+    `grow_tokens` 0 leases a request's whole life when it joins; more leases its prompt and grows by so many positions.
+    """
+
+    def __init__(self, engine: Engine, clock: Clock = time.perf_counter, grow_tokens: int = 0) -> None:
         self.engine = engine
         self.pump = engine.new_pump(epoch=1)
         self.ledger = Ledger(engine.plan.total_pages)
         self._clock = clock
         self._page_tokens = engine.pool.page_tokens
+        self._rule = ReserveRule(page_tokens=self._page_tokens, grow_tokens=grow_tokens or None)
         self._gens = [0] * engine.plan.slots
         self._free_slots = list(reversed(range(engine.plan.slots)))
+        self._residents: dict[int, Resident] = {}  # by slot
         self._waiting: deque[tuple[int, Request]] = deque()
         self._replies: dict[int, Reply] = {}
+        self._ended: list[Reply] = []
+        self._grows: list[Grow] = []
         self._seq = 0
         self._rids = 0
 
     @property
     def running(self) -> int:
-        return len(self._gens) - len(self._free_slots)
+        return len(self._residents)
 
     def submit(self, request: Request) -> Reply:
         """Queue a request. Raises KvError when it could never fit."""
-        tokens, most = len(request.prompt), max(1, request.sampling.max_tokens)
-        require_fits_ever(tokens, most, self._page_tokens, self.ledger.total_pages)
+        tokens = len(request.prompt)
+        require_fits_ever(tokens, request.most_tokens, self._page_tokens, self.ledger.total_pages)
         self._rids += 1
         self._waiting.append((self._rids, request))
         reply = self._replies[self._rids] = Reply(submitted_s=self._clock(), prompt_tokens=tokens)
@@ -93,10 +116,11 @@ class Offline:
 
     def step(self) -> bool:
         """Admit what fits, run a tick, take what is complete; False when nothing is left to do."""
+        grows, self._grows = self._grows, []
         joins = self._admit()
-        if joins:
+        if joins or grows:
             self._seq += 1
-            self.pump.apply(Plan(epoch=1, seq=self._seq, joins=joins))
+            self.pump.apply(Plan(epoch=1, seq=self._seq, joins=joins, grows=grows))
         self.pump.tick()
         output = self.pump.collect()
         now_s = self._clock()
@@ -104,23 +128,40 @@ class Offline:
             self._take(message, now_s)
         if output.report is not None:
             self._free(output.report)
+            self._grow(output.report)
         return bool(self._replies)
+
+    def drain_ended(self) -> list[Reply]:
+        """Replies that have ended since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def release_held(self) -> None:
+        """Let every held resident go on with the next step."""
+        for slot, resident in self._residents.items():
+            if resident.request.is_held:
+                limit_tokens = resident.held_pages * self._page_tokens
+                self._grows.append(Grow(slot=slot, gen=resident.gen, pages=b"", limit_tokens=limit_tokens))
 
     def _admit(self) -> list[Join]:
         joins: list[Join] = []
+        committed = sum(resident.life_pages for resident in self._residents.values())
         while self._waiting and self._free_slots:
             rid, request = self._waiting[0]
-            most = max(1, request.sampling.max_tokens)
-            pages = lifetime_pages(len(request.prompt), most, self._page_tokens)
-            if pages > self.ledger.free_pages:
+            pages = lifetime_pages(len(request.prompt), request.most_tokens, self._page_tokens)
+            if committed + pages > self.ledger.total_pages:
                 break
+            committed += pages
             self._waiting.popleft()
             joins.append(self._join(rid, request, pages))
         return joins
 
-    def _join(self, rid: int, request: Request, pages: int) -> Join:
+    def _join(self, rid: int, request: Request, life_pages: int) -> Join:
         slot = self._free_slots.pop()
         self._gens[slot] += 1
+        prompt_tokens = len(request.prompt)
+        pages = self._rule.first_pages(prompt_tokens, request.most_tokens)
+        self._residents[slot] = Resident(request=request, gen=self._gens[slot], life_pages=life_pages, held_pages=pages)
         return Join(
             rid=rid,
             gateway=0,
@@ -128,11 +169,25 @@ class Offline:
             gen=self._gens[slot],
             prompt=pack(I32, request.prompt),
             pages=pack(I32, self.ledger.claim(slot, pages)),
-            limit_tokens=pages * self._page_tokens,
+            limit_tokens=prompt_tokens if request.is_held else pages * self._page_tokens,
             sampling=request.sampling,
             loops=request.loops,
             noise_seed=request.noise_seed,
         )
+
+    def _grow(self, report: StepReport) -> None:
+        """Lease more to the rows whose leases run low; what they may ever need was set aside when they joined."""
+        for slot, written in zip(unpack(I32, report.slots), unpack(I32, report.tokens), strict=True):
+            resident = self._residents.get(slot)
+            if resident is None:
+                continue
+            request, held = resident.request, resident.held_pages
+            more = self._rule.growth_pages(written, held, len(request.prompt), request.most_tokens)
+            if more:
+                pages = self.ledger.grow(slot, more)
+                resident.held_pages += more
+                limit_tokens = resident.held_pages * self._page_tokens
+                self._grows.append(Grow(slot=slot, gen=resident.gen, pages=pack(I32, pages), limit_tokens=limit_tokens))
 
     def _take(self, message: TokenBatch | PromptLogprobs | Fin, now_s: float) -> None:
         match message:
@@ -141,7 +196,9 @@ class Offline:
             case PromptLogprobs(rid=rid, logprobs=column):
                 self._replies[rid].prompt_logprobs.extend(unpack(F32, column))
             case Fin(rid=rid):
-                self._replies.pop(rid).end = message
+                reply = self._replies.pop(rid)
+                reply.end = message
+                self._ended.append(reply)
             case _:
                 raise AssertionError(message)
 
@@ -163,4 +220,5 @@ class Offline:
     def _free(self, report: StepReport) -> None:
         for slot in unpack(I32, report.freed_slots):
             self.ledger.release(slot)
+            del self._residents[slot]
             self._free_slots.append(slot)

@@ -1,0 +1,202 @@
+"""`epicycle bench`: the named workloads on an engine in this process, or over HTTP, beside their computed floor.
+
+Loading, capture and one warm-up run are left out; figures are medians over the repeats, every run is kept. The last
+line is JSON; --out also writes it to a file, with pictures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from epicycle.engine.errors import EngineError
+from epicycle.engine.models.config import read_spec
+from epicycle.engine.models.locate import locate
+from epicycle.engine.models.spec import ModelSpec
+from epicycle.kvstore.errors import KvError
+from epicycle.tools import bench_facts, bench_plots, bench_report
+from epicycle.tools.bench_http import HttpError, model_card, run_http
+from epicycle.tools.bench_load import Load
+from epicycle.tools.bench_stats import RunResult
+from epicycle.tools.bench_workload import ModelEntry, Workload, WorkloadError, WorkloadFile, read_workloads
+from epicycle.tools.engine_options import parse_options, read_options
+from epicycle.tools.floors import Floors, rates_of
+from epicycle.tools.local_server import local_server
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+Run = Callable[[Load, str], RunResult]  # load and the run's name -> what it did
+
+
+class Served(msgspec.Struct, frozen=True):
+    """What runs a workload's loads, and the facts of it that figures need."""
+
+    run: Run
+    device: str
+    dtype: str
+    plan: str = ""
+
+
+def main(argv: list[str]) -> int:
+    arguments = parser().parse_args(argv)
+    try:
+        read = read_workloads(arguments.file)
+        if not arguments.workload:
+            print("\n".join(read.workloads))
+            return 0
+        report = bench(read, arguments)
+    except (WorkloadError, EngineError, KvError, HttpError, OSError, RuntimeError) as error:
+        print(f"epicycle bench: {error}", file=sys.stderr)
+        return 1
+    if arguments.out is not None:
+        write(report, arguments.out)
+    print(json.dumps(report))
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="epicycle bench", description=__doc__)
+    made.add_argument("--workload", nargs="+", default=[], metavar="NAME", help="which to run; without: list them")
+    made.add_argument("--file", type=Path, help="workloads of your own, in the packaged file's form")
+    made.add_argument("--mode", choices=("engine", "http"), default="engine", help="http adds text and messages")
+    made.add_argument("--target", metavar="URL", help="http: a running server; without: one is started")
+    made.add_argument("--model", help="embedded model, shipped config, or folder; default: the workload's")
+    made.add_argument("--weights", choices=("auto", "random"), help="default: the workload's")
+    made.add_argument("--dtype", choices=("auto", *DTYPE_BYTES), help="default: the workload's")
+    made.add_argument("--device", default="auto", help="auto, cpu, or cuda:N")
+    made.add_argument("--repeats", type=int, help="timed runs of each workload")
+    made.add_argument("--no-decode-window", action="store_true", help="engine: leave out the pass that only decodes")
+    made.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", help="any other engine option")
+    made.add_argument("--bandwidth", type=float, default=0.0, help="bytes/s for the floor, such as 4.2e12")
+    made.add_argument("--flops", type=float, default=0.0, help="operations/s for the floor, such as 755e12")
+    made.add_argument("--out", type=Path, metavar="DIR", help="write bench.json and pictures there")
+    return made
+
+
+def bench(read: WorkloadFile, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Run every workload asked for, printing each as it is done; returns the report."""
+    chosen = [read.pick(name) for name in arguments.workload]
+    results = []
+    for workload in chosen:
+        results.append(bench_one(read, workload, arguments))
+        print(bench_report.render(results[-1]) + "\n")
+    return {
+        "bench": "workloads",
+        "mode": arguments.mode,
+        "target": arguments.target,
+        "commit": bench_facts.commit(),
+        "versions": bench_facts.versions(),
+        "results": results,
+    }
+
+
+def bench_one(read: WorkloadFile, workload: Workload, arguments: argparse.Namespace) -> dict[str, Any]:
+    entry = chosen_model(read.model_of(workload), arguments)
+    spec = read_spec(locate(entry.config, "random").folder)
+    repeats = arguments.repeats or read.defaults.repeats
+    options = engine_options(workload, entry, read.defaults.page_tokens, arguments)
+    serve = engine_side if arguments.mode == "engine" else http_side
+    with serve(options, arguments) as served:
+        timed: list[RunResult] = []
+        for number in range(repeats + 1):
+            result = served.run(Load(workload, spec, read.defaults.seed), f"run {number}")
+            timed += [result] if number else []  # the first one warms up
+    return bench_report.result_of(workload, timed, *floor_terms(spec, served, arguments)) | {
+        "options": options,
+        "device": served.device,
+        "dtype": served.dtype,
+        "plan": served.plan,
+    }
+
+
+def chosen_model(entry: ModelEntry, arguments: argparse.Namespace) -> ModelEntry:
+    """The workload's model with what the command line says instead."""
+    return ModelEntry(
+        config=arguments.model or entry.config,
+        weights=arguments.weights or entry.weights,
+        dtype=arguments.dtype or entry.dtype,
+    )
+
+
+def engine_options(
+    workload: Workload, entry: ModelEntry, page_tokens: int, arguments: argparse.Namespace
+) -> dict[str, Any]:
+    """Engine options by name; the workload's, then --set."""
+    return {
+        "model": entry.config,
+        "weights": entry.weights,
+        "dtype": entry.dtype,
+        "device": arguments.device,
+        "slots": workload.slots,
+        "context_tokens": workload.context,
+        "page_tokens": page_tokens,
+        "exit_rule": workload.exit_rule,
+    } | parse_options(arguments.set)
+
+
+def floor_terms(spec: ModelSpec, served: Served, arguments: argparse.Namespace) -> tuple[Floors, Any]:
+    rates = rates_of(served.device, arguments.bandwidth, arguments.flops)
+    return Floors(spec, DTYPE_BYTES[served.dtype]), rates
+
+
+@contextmanager
+def engine_side(options: dict[str, Any], arguments: argparse.Namespace) -> Iterator[Served]:
+    """An engine in this process for as long as the block runs."""
+    from epicycle.engine.engine import Engine
+    from epicycle.engine.hardware import device_name, give_back_memory
+    from epicycle.tools.bench_engine import run_engine
+
+    give_back_memory()
+    engine = Engine.load(read_options(options))
+    facts = engine.capabilities()
+    measures_decode = not arguments.no_decode_window
+    yield Served(
+        run=lambda load, _: run_engine(engine, load, measures_decode=measures_decode),
+        device=device_name(facts.device),
+        dtype=facts.dtype,
+        plan=facts.plan_line,
+    )
+
+
+@contextmanager
+def http_side(options: dict[str, Any], arguments: argparse.Namespace) -> Iterator[Served]:
+    """The server at --target, or one of our own for as long as the block runs."""
+    if arguments.target:
+        yield served_at(arguments.target, arguments)
+        return
+    words = [word for name, value in options.items() for word in ("--set", f"engine.{name}={value}")]
+    with tempfile.TemporaryDirectory(prefix="epicycle-bench-") as scratch, local_server(Path(scratch), words) as server:
+        yield served_at(server.base_url, arguments)
+
+
+def served_at(base_url: str, arguments: argparse.Namespace) -> Served:
+    """Another server than ours tells neither device nor dtype: bfloat16 is assumed for its floor."""
+    card = model_card(base_url)
+    device = str(card.get("device", "unknown"))
+    if not arguments.target:
+        from epicycle.engine.hardware import device_name
+
+        device = device_name(device)
+    dtype = str(arguments.dtype or card.get("dtype", "bfloat16"))
+    return Served(lambda load, name: run_http(base_url, load, name), device, dtype)
+
+
+def write(report: dict[str, Any], folder: Path) -> None:
+    """bench.json, and pictures where matplotlib is installed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "bench.json").write_text(json.dumps(report, indent=1) + "\n")
+    if bench_plots.can_plot():
+        bench_plots.save_plots(report["results"], folder)
+    else:
+        print(bench_plots.MISSING, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
