@@ -7,7 +7,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "health": ("epicycle.tools.health", "ask a running server how each of its actors is"),
     "generate": ("epicycle.tools.generate", "one answer, token by token, with the depth of each token"),
     "plan": ("epicycle.tools.plan", "what a model's weights and KV cost, and what fits"),
+    "bench": ("epicycle.tools.bench", "run named workloads beside their computed floor"),
     "bench-hop": ("epicycle.tools.bench_hop", "the host path's tokens a second beside a bare SSE server's"),
+    "verify": ("epicycle.tools.verify", "count requests whose bits depend on their company"),
     "exit-table": ("epicycle.tools.exit_table", "loops, loss and speed by exit threshold"),
 }
 

@@ -1,0 +1,58 @@
+"""The conditions of `verify` by name: how the engine differs from the plain one, and who shares its ticks.
+
+Owns the table. A condition whose option this engine doesn't have, or that means nothing on its device, is skipped with
+a reason. Torch-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from epicycle.tools.engine_options import has_option
+
+
+@dataclass(frozen=True, kw_only=True)
+class Condition:
+    """`options` change the engine's; `width` requests are in flight, company replaced as it ends.
+
+    `is_staggered`: requests arrive in a shuffled order, some ticks apart. `grow_tokens`: leases grow by so much.
+    """
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    width: int = 8
+    is_staggered: bool = False
+    grow_tokens: int = 0
+    needs_gpu: bool = False
+
+
+CONDITIONS: dict[str, Condition] = {
+    "8-concurrent": Condition(),
+    "64-concurrent": Condition(width=64),
+    "staggered": Condition(is_staggered=True),
+    "growing-leases": Condition(grow_tokens=1),
+    "chunk-64": Condition(options={"prompt_chunk_tokens": 64}),
+    "chunk-256": Condition(options={"prompt_chunk_tokens": 256}),
+    "chunk-2048": Condition(options={"prompt_chunk_tokens": 2048}),
+    "poison": Condition(options={"poison": True}),
+    "rectangular": Condition(options={"pack_recurrent_planes": False}),
+    "eager": Condition(options={"graphs": False}, needs_gpu=True),
+    "run-ahead-1": Condition(options={"run_ahead_ticks": 1}, needs_gpu=True),
+    "run-ahead-4": Condition(options={"run_ahead_ticks": 4}, is_staggered=True, needs_gpu=True),
+}
+
+
+def skip_reason(condition: Condition, device: str) -> str:
+    """Why a condition can't be tried on `device` ("cpu", "cuda"); empty where it can."""
+    missing = [name for name in condition.options if not has_option(name)]
+    if missing:
+        return f"this engine has no option {', '.join(missing)}"
+    if condition.needs_gpu and device != "cuda":
+        return f"it means nothing on {device}: a tick there is complete when it returns"
+    return ""
+
+
+def share(trials: int, conditions: int) -> list[int]:
+    """How many of the trials each condition gets: as even as they go, the first ones more."""
+    return [trials // conditions + (place < trials % conditions) for place in range(conditions)]

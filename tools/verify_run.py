@@ -1,0 +1,97 @@
+"""Runs requests alone and under a condition; returns what they gave.
+
+Owns the schedule: who is submitted when, and the company that keeps the ticks as wide as the condition says. Must not
+judge what comes back.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+from epicycle.engine.engine import Engine
+from epicycle.engine.hardware import give_back_memory
+from epicycle.engine.options import EngineOptions
+from epicycle.tools.offline import Offline, Reply, Request
+from epicycle.tools.verify_compare import Outcome, outcome_of
+from epicycle.tools.verify_conditions import Condition
+
+MOST_STEPS_APART = 9  # between staggered arrivals
+STUCK_S = 300.0
+
+Load = Callable[[EngineOptions], Engine]
+
+
+class EngineKeeper:
+    """At most one engine at a time: the one of the options last asked for."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self._options: EngineOptions | None = None
+        self._engine: Engine | None = None
+
+    def get(self, options: EngineOptions) -> Engine:
+        if self._engine is None or options != self._options:
+            self._engine = None
+            give_back_memory()
+            self._engine, self._options = self._load(options), options
+        return self._engine
+
+
+def run_alone(engine: Engine, request: Request) -> Outcome:
+    """A request with nobody beside it, on an empty pump."""
+    return outcome_of(Offline(engine).run([request])[0])
+
+
+class Party:
+    """Trials and their company in one pump, until the last trial has ended. `peak_rows`: most residents at once."""
+
+    def __init__(self, engine: Engine, condition: Condition, company: Iterator[Request], seed: int) -> None:
+        self._offline = Offline(engine, grow_tokens=condition.grow_tokens)
+        self._condition = condition
+        self._company = company
+        self._rng = random.Random(seed)
+        self._in_flight = 0
+        self._steps_to_next = 0
+        self.peak_rows = 0
+
+    def run(self, trials: Sequence[Request]) -> list[Outcome]:
+        """Outcomes in the order of `trials`. Raises RuntimeError when nothing ends for five minutes."""
+        places = list(range(len(trials)))
+        waiting: deque[int | None] = deque(self._mixed(places))
+        replies: dict[int, Reply] = {}
+        last_end_s = time.monotonic()
+        while len(replies) < len(trials) or any(reply.end is None for reply in replies.values()):
+            for place in self._arrivals(waiting):
+                reply = self._offline.submit(next(self._company) if place is None else trials[place])
+                if place is not None:
+                    replies[place] = reply
+            self._offline.step()
+            self.peak_rows = max(self.peak_rows, self._offline.running)
+            ended = len(self._offline.drain_ended())
+            self._in_flight -= ended
+            last_end_s = time.monotonic() if ended else last_end_s
+            if time.monotonic() - last_end_s > STUCK_S:
+                raise RuntimeError(f"no request has ended for {STUCK_S:.0f} s; {self._in_flight} are in flight")
+        return [outcome_of(replies[place]) for place in places]
+
+    def _mixed(self, places: list[int]) -> list[int | None]:
+        """Trials and the first company (None) in an order of the seed's, or trials first where they arrive at once."""
+        everyone: list[int | None] = [*places, *([None] * max(0, self._condition.width - len(places)))]
+        if self._condition.is_staggered:
+            self._rng.shuffle(everyone)
+        return everyone
+
+    def _arrivals(self, waiting: deque[int | None]) -> Iterator[int | None]:
+        """Who comes before the next step; company once everybody has been."""
+        if self._steps_to_next:
+            self._steps_to_next -= 1
+            return
+        while self._in_flight < self._condition.width:
+            self._in_flight += 1
+            yield waiting.popleft() if waiting else None
+            if self._condition.is_staggered:
+                self._steps_to_next = self._rng.randrange(MOST_STEPS_APART)
+                return
