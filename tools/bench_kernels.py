@@ -193,8 +193,10 @@ class Bench:
                     "separate": separate_decode(shape, pool, batch, turning, piece, config),
                 }
                 for form, attend in forms.items():
-                    name = f"{shape.name} loop {rows} x {context} piece{piece} {form}"
-                    found[name] = self._time_loop(name, Loop(core, rows, self.pick, attend), floor)
+                    for ahead in (False, True):
+                        name = f"{shape.name} loop {rows} x {context} piece{piece} {form}{' ahead' if ahead else ''}"
+                        loop = Loop(core, rows, self.pick, attend, ahead)
+                        found[name] = self._time_loop(name, loop, floor)
             name = f"{shape.name} loop {rows} without attention"
             found[name] = self._time_loop(name, Loop(core, rows, self.pick, no_attention(shape, rows)), floor)
         for count in prompts:

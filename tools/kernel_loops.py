@@ -24,7 +24,7 @@ from epicycle.tools.kernel_timing import random_weights
 
 EPS = 1e-6
 Pick = Callable[[Product, int], GemmConfig]
-Attend = Callable[[Tensor, int], Tensor]
+Attend = Callable[[Tensor, int, Tensor | None], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +57,13 @@ class Core:
 
 
 class Loop:
-    """One loop over `rows` rows; `pick` says how each product runs and `attend` is handed the QKV product."""
+    """One loop over `rows` rows; `pick` says how each product runs. `attend` is handed the QKV product, the layer, and
+    the weight that the next launch reads where such weights are to be fetched ahead."""
 
-    def __init__(self, core: Core, rows: int, pick: Pick, attend: Attend) -> None:
+    def __init__(self, core: Core, rows: int, pick: Pick, attend: Attend, fetches_ahead: bool = False) -> None:
         self.core, self.shape, self.rows, self.attend = core, core.shape, rows, attend
         self.pick = pick
+        self.fetches_ahead = fetches_ahead
         width = self.shape.hidden * (2 if self.shape.pairs else 1)
         self.state = torch.randn(rows, width, dtype=torch.bfloat16, device="cuda")
         self.h = torch.empty(rows, self.shape.hidden, dtype=torch.bfloat16, device="cuda")
@@ -91,28 +93,33 @@ class Loop:
             norm(self.h, first, EPS, out=self.x)
         for index, layer in enumerate(core.layers):
             is_last = index + 1 == shape.layers
-            self._layer(index, layer, None if is_last else core.layers[index + 1].norms[0])
+            self._layer(index, layer, None if is_last else core.layers[index + 1])
         if core.adapter is not None:
             return self.h
         self.state.copy_(self.x)
         return gate_logit(self.x, core.gate, core.gate_bias)
 
-    def _layer(self, index: int, layer: LayerWeights, following: Tensor | None) -> None:
-        shape, h, x = self.shape, self.h, self.x
-        mixed = self.attend(self._run(shape.qkv, x, layer.qkv), index)
-        a = self._run(shape.out, mixed, layer.out)
-        norm_after(shape.norm_stage, a, h, layer.norms[1], layer.norms[2], EPS, h_out=h, x_out=x)
+    def _layer(self, index: int, layer: LayerWeights, following: LayerWeights | None) -> None:
+        shape, h, x, after, ahead = self.shape, self.h, self.x, layer.norms, self._ahead
+        before: Tensor | None = None if shape.pairs else self.core.final_norm
+        coming: Tensor | None = None
+        mixed = self.attend(self._run(shape.qkv, x, layer.qkv), index, ahead(layer.out))
+        a, fetched = self._run(shape.out, mixed, layer.out), ahead(layer.gate_up)
+        norm_after(shape.norm_stage, a, h, after[1], after[2], EPS, h_out=h, x_out=x, ahead=fetched)
         active = self._run(shape.gate_up, x, layer.gate_up)
         down = self._run(shape.down, active, layer.down)
-        if following is None and not shape.pairs:
-            following = self.core.final_norm
-        norm_after(shape.norm_stage, down, h, layer.norms[3], following, EPS, h_out=h, x_out=x)
+        if following is not None:
+            before, coming = following.norms[0], ahead(following.qkv)
+        norm_after(shape.norm_stage, down, h, after[3], before, EPS, h_out=h, x_out=x, ahead=coming)
+
+    def _ahead(self, weight: Tensor) -> Tensor | None:
+        return weight if self.fetches_ahead else None
 
 
 def no_attention(shape: Shape, rows: int) -> Attend:
     """Everything but attention: takes the first third of the product as it is."""
     width = shape.heads * shape.head_dim
-    return lambda qkv, layer: qkv[:, :width]
+    return lambda qkv, layer, ahead: qkv[:, :width]
 
 
 def fused_decode(
@@ -122,11 +129,11 @@ def fused_decode(
     rows = batch.rows.slots.shape[0]
     out = torch.empty(rows, shape.heads * shape.head_dim, dtype=torch.bfloat16, device="cuda")
 
-    def attend(qkv: Tensor, layer: int) -> Tensor:
+    def attend(qkv: Tensor, layer: int, ahead: Tensor | None) -> Tensor:
         at = layer % pool.slots_per_page
         return decode_attention(
             qkv, shape.heads, batch.rows, batch.work, batch.scratch, pool.k, pool.v, at,
-            turning=turning, out=out, piece=piece, config=config,
+            turning=turning, out=out, piece=piece, config=config, ahead=ahead,
         )  # fmt: skip
 
     return attend
@@ -139,12 +146,12 @@ def separate_decode(
     rows = batch.rows.slots.shape[0]
     q, out = (torch.empty(rows, shape.heads * shape.head_dim, dtype=torch.bfloat16, device="cuda") for _ in range(2))
 
-    def attend(qkv: Tensor, layer: int) -> Tensor:
+    def attend(qkv: Tensor, layer: int, ahead: Tensor | None) -> Tensor:
         at = layer % pool.slots_per_page
         rope_kv(qkv, shape.heads, turning, batch.rows, pool.k, pool.v, at, out=q)
         return decode_attention(
             q, shape.heads, batch.rows, batch.work, batch.scratch, pool.k, pool.v, at,
-            out=out, piece=piece, config=config,
+            out=out, piece=piece, config=config, ahead=ahead,
         )  # fmt: skip
 
     return attend
@@ -155,7 +162,7 @@ def prompt(shape: Shape, pool: Pool, rows: RowAddresses, chunks: PromptChunks, t
     count = rows.slots.shape[0]
     q, out = (torch.empty(count, shape.heads * shape.head_dim, dtype=torch.bfloat16, device="cuda") for _ in range(2))
 
-    def attend(qkv: Tensor, layer: int) -> Tensor:
+    def attend(qkv: Tensor, layer: int, ahead: Tensor | None) -> Tensor:
         at = layer % pool.slots_per_page
         rope_kv(qkv, shape.heads, turning, rows, pool.k, pool.v, at, out=q)
         return prompt_attention(q, shape.heads, rows, chunks, pool.k, pool.v, at, out=out)

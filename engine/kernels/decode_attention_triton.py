@@ -18,11 +18,20 @@ import triton.language as tl
 from torch import Tensor
 
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning, load_rotated
-from epicycle.engine.kernels.triton_common import TL_DTYPES, cell_of, multiprocessors, next_power
+from epicycle.engine.kernels.triton_common import (
+    TL_DTYPES,
+    cell_of,
+    multiprocessors,
+    next_power,
+    prefetch_programs,
+    prefetch_share,
+    prefetch_size,
+)
 from epicycle.engine.kernels.work_triton import WorkList
 
 PIECE = 256  # positions a program takes at once
 TILE = 64  # positions of one step of the online softmax
+AHEAD_BYTES = 12 << 20
 COMBINED_AT_ONCE = tl.constexpr(16)
 
 
@@ -76,20 +85,24 @@ def _combine(
     tl.store(out_at + lane, (mixed / total).to(DTYPE), mask=lane < HEAD_DIM)
 
 
-@triton.jit(do_not_specialize=["layer", "slots_per_page", "table_stride"])
+@triton.jit(do_not_specialize=["layer", "slots_per_page", "table_stride", "ahead_bytes"])
 def decode_kernel(
     q_ptr, k_pool_ptr, v_pool_ptr, out_ptr, sums_ptr, stats_ptr, tickets_ptr, items_ptr, total_ptr,
-    bias_ptr, cos_ptr, sin_ptr, slots_ptr, positions_ptr, plane_slots_ptr, page_table_ptr,
-    q_stride, out_stride, table_stride, turn_stride, slots_per_page, layer, scale,
+    bias_ptr, cos_ptr, sin_ptr, slots_ptr, positions_ptr, plane_slots_ptr, page_table_ptr, ahead_ptr,
+    q_stride, out_stride, table_stride, turn_stride, slots_per_page, layer, scale, ahead_bytes,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_G: tl.constexpr, PIECE_TOKENS: tl.constexpr, BLOCK_T: tl.constexpr, PAGE_TOKENS: tl.constexpr,
-    FUSED: tl.constexpr, PAIRS: tl.constexpr, HAS_BIAS: tl.constexpr, DTYPE: tl.constexpr,
+    FUSED: tl.constexpr, PAIRS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_AHEAD: tl.constexpr,
+    DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Jobs (entry, KV head) go round the programs. q is rotated, or the QKV product when FUSED. scale has log2(e)."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
     CELL: tl.constexpr = KV_HEADS * HEAD_DIM
     lane = tl.arange(0, BLOCK_D)
     member = tl.arange(0, BLOCK_G)
+    if HAS_AHEAD:
+        # The first loads of a job wait for one another (entry, slot, page, keys); memory has nothing to do meanwhile.
+        prefetch_share(ahead_ptr, tl.program_id(0), ahead_bytes)
     jobs = tl.load(total_ptr) * KV_HEADS
     for job in range(tl.program_id(0), jobs, tl.num_programs(0)):
         entry = job // KV_HEADS
@@ -197,11 +210,13 @@ def decode_attention(
     piece: int = PIECE,
     tile: int = TILE,
     config: DecodeConfig | None = None,
+    ahead: Tensor | None = None,
 ) -> Tensor:
     """[N, heads * d] attention of the rows that `work` (made with `piece`) lists; other rows of `out` are unwritten.
 
     q [N, heads * d] rotated, its k and v in the pool; or, with `turning`, the QKV product [N, (heads + 2 kv_heads) d],
-    then k and v are written here. Scale d ** -0.5.
+    then k and v are written here. Scale d ** -0.5. `ahead` is a weight that the next launch reads: as much of it as the
+    programs can ask for is brought into the L2 cache meanwhile.
     """
     _, page_tokens, kv_heads, width = k_pool.shape
     config = config or DecodeConfig()
@@ -225,6 +240,7 @@ def decode_attention(
         rows.positions,
         rows.plane_slots,
         rows.page_table,
+        q if ahead is None else ahead,
         q.stride(0),
         out.stride(0),
         rows.page_table.stride(0),
@@ -232,6 +248,7 @@ def decode_attention(
         rows.slots_per_page,
         layer,
         width**-0.5 * 1.4426950408889634,
+        prefetch_size(ahead),
         HEADS=heads,
         KV_HEADS=kv_heads,
         HEAD_DIM=width,
@@ -243,6 +260,7 @@ def decode_attention(
         FUSED=turning is not None,
         PAIRS=turn.pairs,
         HAS_BIAS=turn.bias is not None,
+        HAS_AHEAD=prefetch_programs(ahead, AHEAD_BYTES) > 0,
         DTYPE=TL_DTYPES[q.dtype],
         enable_fp_fusion=True,
         num_warps=config.warps,

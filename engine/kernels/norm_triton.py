@@ -19,7 +19,17 @@ import triton.language as tl
 from torch import Tensor
 
 from epicycle.engine.kernels.plain import PlainOps
-from epicycle.engine.kernels.triton_common import TL_DTYPES, next_power, rounded, tree_sum
+from epicycle.engine.kernels.triton_common import (
+    TL_DTYPES,
+    next_power,
+    prefetch_programs,
+    prefetch_share,
+    prefetch_size,
+    rounded,
+    tree_sum,
+)
+
+AHEAD_BYTES = 12 << 20  # what a norm of few rows leaves time for: about three microseconds of memory traffic
 
 NORM = tl.constexpr(0)
 SANDWICH = tl.constexpr(1)
@@ -44,15 +54,19 @@ def sum_parts(a_ptr, row, lane, mask, stride, part_stride, PARTS: tl.constexpr, 
     return rounded(total, DTYPE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "ahead_bytes"])
 def norm_kernel(
-    a_ptr, h_ptr, after_ptr, before_ptr, h_out_ptr, x_out_ptr,
-    a_stride, part_stride, h_stride, h_out_stride, x_out_stride, eps,
+    a_ptr, h_ptr, after_ptr, before_ptr, h_out_ptr, x_out_ptr, ahead_ptr,
+    a_stride, part_stride, h_stride, h_out_stride, x_out_stride, eps, rows, ahead_bytes,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, STAGE: tl.constexpr, PARTS: tl.constexpr,
-    HAS_NEXT: tl.constexpr, DTYPE: tl.constexpr,
+    HAS_NEXT: tl.constexpr, HAS_AHEAD: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows). h_out may be h. Without HAS_NEXT the last norm is left out and x isn't written."""
+    """Grid (rows, then programs that fetch ahead). h_out may be h. Without HAS_NEXT there is no last norm and no x."""
     row = tl.program_id(0)
+    if HAS_AHEAD:  # noqa: SIM102  a constant, so that the branch isn't compiled where it isn't taken
+        if row >= rows:
+            prefetch_share(ahead_ptr, row - rows, ahead_bytes)
+            return
     lane = tl.arange(0, BLOCK)
     mask = lane < WIDTH
     h = tl.load(h_ptr + row.to(tl.int64) * h_stride + lane, mask=mask, other=0.0).to(tl.float32)
@@ -105,43 +119,58 @@ def norm_after(
     *,
     h_out: Tensor | None = None,
     x_out: Tensor | None = None,
+    ahead: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Stage "sandwich" or "sum": a [N, K] of h's dtype or float32 parts [P, N, K], h [N, K] -> (h', x).
 
-    Without `before` x is h'. `h_out` may be `h`, then h changes in place; otherwise nothing given is changed.
+    Without `before` x is h'. `h_out` may be `h`, then h changes in place; otherwise nothing given is changed. `ahead`
+    is a weight that the next launch reads: its beginning is brought into the L2 cache meanwhile.
     """
     h_out = torch.empty(h.shape, dtype=h.dtype, device=h.device) if h_out is None else h_out
     if before is None:
-        _launch(stage, a, h, after, after, h_out, None, eps)
+        _launch(stage, a, h, after, after, h_out, None, eps, ahead)
         return h_out, h_out
     x_out = torch.empty(h.shape, dtype=h.dtype, device=h.device) if x_out is None else x_out
-    _launch(stage, a, h, after, before, h_out, x_out, eps)
+    _launch(stage, a, h, after, before, h_out, x_out, eps, ahead)
     return h_out, x_out
 
 
 def _launch(
-    stage: str, a: Tensor, h: Tensor, after: Tensor, before: Tensor, h_out: Tensor, x_out: Tensor | None, eps: float
+    stage: str,
+    a: Tensor,
+    h: Tensor,
+    after: Tensor,
+    before: Tensor,
+    h_out: Tensor,
+    x_out: Tensor | None,
+    eps: float,
+    ahead: Tensor | None = None,
 ) -> None:
     (rows, width), block = h.shape, next_power(h.shape[1])
     assert h.stride(1) == a.stride(-1) == h_out.stride(1) == 1, (h.stride(), a.stride())
-    norm_kernel[(rows,)](
+    helpers = prefetch_programs(ahead, AHEAD_BYTES)
+    norm_kernel[(rows + helpers,)](
         a,
         h,
         after,
         before,
         h_out,
         h_out if x_out is None else x_out,
+        h if ahead is None else ahead,
         a.stride(-2),
         a.stride(0),
         h.stride(0),
         h_out.stride(0),
         0 if x_out is None else x_out.stride(0),
         eps,
+        rows,
+        prefetch_size(ahead),
         WIDTH=width,
         BLOCK=block,
         STAGE=STAGES[stage],
         PARTS=a.shape[0] if a.ndim == 3 else 0,
         HAS_NEXT=x_out is not None,
+        HAS_AHEAD=helpers > 0,
         DTYPE=TL_DTYPES[h.dtype],
         enable_fp_fusion=True,
         num_warps=_warps(block),

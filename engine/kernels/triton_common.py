@@ -11,8 +11,11 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
+PREFETCH_LINES = tl.constexpr(128)
+PREFETCH_BYTES = 128 * 512
 
 
 @triton.jit
@@ -95,6 +98,32 @@ def cell_of(
     page = tl.load(page_table_ptr + slot.to(tl.int64) * table_stride + position // PAGE_TOKENS, mask=mask, other=0)
     pool_slot = page.to(tl.int64) * slots_per_page + (plane_slot + layer)
     return pool_slot * PAGE_TOKENS + position % PAGE_TOKENS
+
+
+@triton.jit
+def prefetch_share(ptr, share, size_bytes):
+    """Ask for the `share`-th PREFETCH_BYTES of `size_bytes` at ptr to be brought into the L2 cache. Waits for nothing.
+
+    For weights that the next launch reads, from programs that leave memory idle. `size_bytes` is a multiple of 512.
+    """
+    lines = tl.arange(0, PREFETCH_LINES).to(tl.int64) + share.to(tl.int64) * PREFETCH_LINES
+    # Lines beyond the end ask for the last one again, which costs nothing.
+    at = ptr.to(tl.int64) + tl.minimum(lines * 512, size_bytes.to(tl.int64) - 512)
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], 512; mov.u32 $0, 0;", "=r,l", [at], tl.int32, is_pure=False, pack=1
+    )
+
+
+def prefetch_programs(ahead: Tensor | None, most_bytes: int) -> int:
+    """How many programs `prefetch_share` needs to bring in a weight, or the first `most_bytes` of it."""
+    if ahead is None or INTERPRETED:
+        return 0
+    return -(-min(prefetch_size(ahead), most_bytes) // PREFETCH_BYTES)
+
+
+def prefetch_size(ahead: Tensor | None) -> int:
+    """Bytes of a weight, cut to whole lines; a token number where there is none."""
+    return 512 if ahead is None else ahead.numel() * ahead.element_size() // 512 * 512
 
 
 def multiprocessors(device: torch.device) -> int:

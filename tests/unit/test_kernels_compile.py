@@ -1,0 +1,205 @@
+"""Every GPU kernel compiles for Hopper without a GPU, spills nothing, and uses the instructions it is written for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton", reason="triton isn't installed: pip install 'triton>=3.6'")
+
+import triton.language as tl
+
+from epicycle.engine.kernels import (
+    argmax_triton,
+    commit_triton,
+    decode_attention_triton,
+    exit_triton,
+    gemm_triton,
+    noise_triton,
+    norm_triton,
+    prompt_attention_triton,
+    rope_kv_triton,
+    silu_triton,
+    work_triton,
+)
+from epicycle.engine.kernels.ladder import STEPS, GemmConfig, Product, candidates
+from tests.fakes.compiled import Compiled, compiled
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+H, F, I, L, N = "*bf16", "*fp32", "*i32", "*i64", "i32"  # noqa: E741
+ROWS = {"slots_ptr": I, "positions_ptr": I, "page_table_ptr": I, "table_stride": N, "slots_per_page": N}
+MODELS = [pytest.param(16, 16, 128, False, id="ouro"), pytest.param(55, 55, 96, True, id="huginn")]
+MODELS += [pytest.param(48, 8, 128, False, id="nanbeige")]
+
+
+def stream(config: GemmConfig, epilogue: str, chunks: int, path: Path) -> Compiled:
+    sizes = dict.fromkeys(("N16", "K16", "x_stride16", "w_stride16", "y_stride16", "part_stride16", "chunk16"), N)
+    pointers = {"x_ptr": H, "w_ptr": H, "bias_ptr": H, "rows_ptr": I, "count_ptr": I, "M": N}
+    pointers["y_ptr"] = F if epilogue in ("float", "parts") else H
+    blocks = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k}
+    flags = {"MASK_K": True, "HAS_BIAS": False, "HAS_ROWS": False, "HAS_COUNT": False}
+    constants = {**blocks, **flags, "CHUNKS": chunks, "EPILOGUE": gemm_triton.EPILOGUES[epilogue], "DTYPE": tl.bfloat16}
+    launch = {"num_warps": config.warps, "num_stages": config.stages}
+    return compiled(gemm_triton.stream_kernel, {**pointers, **sizes}, constants, path, **launch)
+
+
+def tile(config: GemmConfig, epilogue: str, chunks: int, path: Path) -> Compiled:
+    m, n, k = config.block_m, config.block_n, config.block_k
+    shapes = {"x_desc": (m, k), "w_desc": (n, k), "y_desc": (m, n)}
+    described = {name: f"tensordesc<bf16[{rows}, {width}]>" for name, (rows, width) in shapes.items()}
+    arguments = {**described, "count_ptr": I, "M": N, "N16": N, "K16": N, "chunk_steps": N}
+    constants = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": config.group_m, "CHUNKS": chunks}
+    constants |= {"HAS_COUNT": True, "FLATTEN": config.flatten, "EPILOGUE": gemm_triton.EPILOGUES[epilogue]}
+    launch = {"num_warps": config.warps, "num_stages": config.stages}
+    return compiled(gemm_triton.tile_kernel, arguments, {**constants, "DTYPE": tl.bfloat16}, path, **launch)
+
+
+def widest(product: Product) -> GemmConfig:
+    """The candidate with the biggest tile."""
+    every = [config for step in STEPS for config in candidates(product, step) if config.kernel == "tile"]
+    return max(every, key=lambda config: config.block_m * config.block_n)
+
+
+@pytest.mark.parametrize("epilogue", ["plain", "float", "pair", "parts"])
+def test_products_of_few_rows_stream_weights_asynchronously(epilogue: str, tmp_path: Path) -> None:
+    found = stream(GemmConfig("stream", 16, 32, 128, 4, 4), epilogue, 4 if epilogue == "parts" else 1, tmp_path)
+    assert (0, 0) == (found.stack_bytes, found.spills)
+    assert "LDGSTS" in found.sass
+    assert "HMMA.16816.F32.BF16" in found.sass
+
+
+@pytest.mark.parametrize(("epilogue", "chunks"), [("plain", 1), ("plain", 4), ("pair", 1)])
+def test_products_of_many_rows_use_warp_group_products_and_the_tensor_copy_engine(
+    epilogue: str, chunks: int, tmp_path: Path
+) -> None:
+    found = tile(widest(Product("any", 4096, 4096, epilogue, chunks)), epilogue, chunks, tmp_path)
+    assert (0, 0) == (found.stack_bytes, found.spills)
+    for instruction in ("HGMMA", "UTMALDG", "UTMASTG"):
+        assert instruction in found.sass
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "width", "pairs"), MODELS)
+def test_decode_attention_keeps_everything_in_registers(
+    heads: int, kv_heads: int, width: int, pairs: bool, tmp_path: Path
+) -> None:
+    turn = F if pairs else H
+    pointers = dict.fromkeys(("q_ptr", "k_pool_ptr", "v_pool_ptr", "out_ptr", "bias_ptr"), H)
+    pointers |= {"sums_ptr": F, "stats_ptr": F, "cos_ptr": turn, "sin_ptr": turn, "plane_slots_ptr": I}
+    pointers |= dict.fromkeys(("tickets_ptr", "items_ptr", "total_ptr"), I)
+    pointers["ahead_ptr"] = H
+    sizes = {"q_stride16": N, "out_stride16": N, "turn_stride16": N, "layer": N, "scale": "fp32", "ahead_bytes": N}
+    constants = {"HEADS": heads, "KV_HEADS": kv_heads, "HEAD_DIM": width, "BLOCK_D": 128, "BLOCK_G": 16}
+    constants["HAS_AHEAD"] = True
+    constants |= {"PIECE_TOKENS": decode_attention_triton.PIECE, "BLOCK_T": decode_attention_triton.TILE}
+    flags: dict[str, Any] = {"PAGE_TOKENS": 16, "FUSED": True, "PAIRS": pairs, "HAS_BIAS": pairs, "DTYPE": tl.bfloat16}
+    config = decode_attention_triton.DecodeConfig()
+    found = compiled(
+        decode_attention_triton.decode_kernel,
+        {**pointers, **sizes, **ROWS},
+        {**constants, **flags},
+        tmp_path,
+        num_warps=config.warps,
+        num_stages=config.stages,
+    )
+    assert (0, 0) == (found.stack_bytes, found.spills)
+    assert "LDGSTS" in found.sass
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "width", "pairs"), MODELS[:2])
+def test_prompt_attention_uses_warp_group_products(
+    heads: int, kv_heads: int, width: int, pairs: bool, tmp_path: Path
+) -> None:
+    pointers = dict.fromkeys(("q_ptr", "k_pool_ptr", "v_pool_ptr", "out_ptr"), H)
+    pointers |= dict.fromkeys(("items_ptr", "total_ptr", "firsts_ptr", "counts_ptr", "plane_slots_ptr"), I)
+    sizes = {"q_stride16": N, "out_stride16": N, "layer": N, "scale": "fp32"}
+    constants: dict[str, Any] = {"HEADS": heads, "KV_HEADS": kv_heads, "HEAD_DIM": width, "BLOCK_D": 128}
+    constants |= {"BLOCK_Q": prompt_attention_triton.QUERY_TILE, "BLOCK_T": prompt_attention_triton.TILE}
+    constants |= {"PAGE_TOKENS": 16, "DTYPE": tl.bfloat16}
+    config = prompt_attention_triton.PromptConfig()
+    found = compiled(
+        prompt_attention_triton.prompt_kernel,
+        {**pointers, **sizes, **ROWS},
+        constants,
+        tmp_path,
+        num_warps=config.warps,
+        num_stages=config.stages,
+    )
+    assert (0, 0) == (found.stack_bytes, found.spills)
+    assert "HGMMA" in found.sass
+
+
+def _norm() -> tuple[Any, dict[str, str], dict[str, Any]]:
+    names = ("h_ptr", "after_ptr", "before_ptr", "h_out_ptr", "x_out_ptr", "ahead_ptr")
+    pointers = {"a_ptr": F, "rows": N, "ahead_bytes": N} | dict.fromkeys(names, H)
+    strides = ("a_stride16", "part_stride16", "h_stride16", "h_out_stride16", "x_out_stride16")
+    constants = {"WIDTH": 2048, "BLOCK": 2048, "STAGE": 1, "PARTS": 4, "HAS_NEXT": True, "DTYPE": tl.bfloat16}
+    constants["HAS_AHEAD"] = True
+    return norm_triton.norm_kernel, {**pointers, **dict.fromkeys(strides, N), "eps": "fp32"}, constants
+
+
+def _gate() -> tuple[Any, dict[str, str], dict[str, Any]]:
+    arguments = {"x_ptr": H, "weight_ptr": H, "bias_ptr": H, "out_ptr": F, "x_stride16": N}
+    return norm_triton.gate_kernel, arguments, {"WIDTH": 2048, "BLOCK": 2048, "DTYPE": tl.bfloat16}
+
+
+def _rope_kv() -> tuple[Any, dict[str, str], dict[str, Any]]:
+    pointers = dict.fromkeys(("qkv_ptr", "q_out_ptr", "k_pool_ptr", "v_pool_ptr", "bias_ptr"), H)
+    pointers |= {"cos_ptr": F, "sin_ptr": F, "plane_slots_ptr": I}
+    sizes = dict.fromkeys(("qkv_stride16", "q_out_stride16", "turn_stride16", "layer"), N)
+    constants = {"HEADS": 55, "KV_HEADS": 55, "HEAD_DIM": 96, "BLOCK_D": 128, "BLOCK_H": 8, "PAGE_TOKENS": 16}
+    flags = {"PAIRS": True, "HAS_BIAS": True, "DTYPE": tl.bfloat16}
+    return rope_kv_triton.rope_kv_kernel, {**pointers, **sizes, **ROWS}, {**constants, **flags}
+
+
+def _rope() -> tuple[Any, dict[str, str], dict[str, Any]]:
+    arguments = dict.fromkeys(("x_ptr", "cos_ptr", "sin_ptr", "out_ptr"), H)
+    arguments |= {"x_stride16": N, "turn_stride16": N, "heads": N}
+    constants = {"HEAD_DIM": 128, "BLOCK_D": 128, "BLOCK_H": 8, "PAIRS": False, "DTYPE": tl.bfloat16}
+    return rope_kv_triton.rope_kernel, arguments, constants
+
+
+def _exit() -> tuple[Any, dict[str, str], dict[str, Any]]:
+    arguments = {"gate_ptr": F, "slots_ptr": I, "survival_ptr": F, "threshold_ptr": F, "rows": N, "trace_stride": N}
+    whole = ("pending_ptr", "loops_done_ptr", "min_ptr", "max_ptr", "trace_ptr", "outputs_ptr")
+    arguments |= dict.fromkeys(whole, L) | dict.fromkeys(("leaver_ptr", "count_ptr", "done_ptr"), I)
+    return exit_triton.exit_kernel, arguments, {"RULE": exit_triton.RULES["ouro"], "BLOCK": 128}
+
+
+def _fill() -> tuple[Any, dict[str, str], dict[str, Any]]:
+    arguments = {"k_pool_ptr": H, "v_pool_ptr": H, "max_loops_ptr": L, "starts_ptr": L, "first_layer": N, "planes": N}
+    arguments |= dict.fromkeys(("leaver_ptr", "count_ptr", "done_ptr"), I) | ROWS
+    return commit_triton.fill_kernel, arguments, {"CELL": 2048, "BLOCK_C": 2048, "PAGE_TOKENS": 16}
+
+
+def _noise() -> tuple[Any, dict[str, str], dict[str, Any]]:
+    arguments = {"table_ptr": F, "seeds_ptr": L, "positions_ptr": L, "out_ptr": H, "out_stride": N, "width": N}
+    return noise_triton.noise_kernel, arguments, {"BLOCK_W": 1024, "DTYPE": tl.bfloat16}
+
+
+def _argmax() -> tuple[Any, dict[str, str], dict[str, Any]]:
+    arguments = {"logits_ptr": F, "token_ptr": L, "finite_ptr": "*i8", "count_ptr": I, "stride16": N, "vocab16": N}
+    return argmax_triton.argmax_kernel, arguments, {"HAS_COUNT": True}
+
+
+def _silu() -> tuple[Any, dict[str, str], dict[str, Any]]:
+    arguments = dict.fromkeys(("gate_ptr", "up_ptr", "out_ptr"), H)
+    arguments |= dict.fromkeys(("gate_stride16", "up_stride16", "width16"), N)
+    return silu_triton.silu_mul_kernel, arguments, {"BLOCK_W": 1024, "DTYPE": tl.bfloat16}
+
+
+def _work() -> tuple[Any, dict[str, str], dict[str, Any]]:
+    arguments = {"sizes_ptr": I, "items_ptr": I, "total_ptr": I, "owners": N, "capacity": N}
+    return work_triton.work_kernel, arguments, {"PIECE": 256, "OWNERS": 128}
+
+
+SMALL = [_norm, _gate, _rope_kv, _rope, _exit, _fill, _noise, _argmax, _silu, _work]
+
+
+@pytest.mark.parametrize("case", SMALL, ids=[case.__name__.strip("_") for case in SMALL])
+def test_small_kernels_keep_everything_in_registers(case: Any, tmp_path: Path) -> None:
+    kernel, arguments, constants = case()
+    found = compiled(kernel, arguments, constants, tmp_path, num_warps=4)
+    assert (0, 0) == (found.stack_bytes, found.spills)
