@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -57,6 +58,23 @@ class Answer:
         self.usage = told.get("usage") or self.usage
 
 
+@dataclass(frozen=True)
+class Running:
+    """A stream under way: `answer` grows as events arrive, `task` ends with it."""
+
+    answer: Answer
+    task: asyncio.Task[Answer]
+
+    @property
+    def tokens(self) -> int:
+        return len(self.answer.choices[0].token_ids) if self.answer.choices else 0
+
+    async def leave(self) -> None:
+        """Hang up, whatever is still to come."""
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
 class Calls:
     """One HTTP session with as many connections as there are calls."""
 
@@ -77,6 +95,12 @@ class Calls:
     async def chat(self, content: str, **body: Any) -> Answer:
         return await self._ask("/v1/chat/completions", {"messages": [{"role": "user", "content": content}], **body})
 
+    def start(self, **body: Any) -> Running:
+        """A completion stream that is read in the background."""
+        answer = Answer(0)
+        ask = self._ask("/v1/completions", {**body, "stream": True}, answer)
+        return Running(answer, asyncio.create_task(ask))
+
     async def post(self, path: str, **body: Any) -> dict[str, Any]:
         async with self.session.post(path, json=body) as reply:
             assert 200 == reply.status, await reply.text()
@@ -94,9 +118,10 @@ class Calls:
                 if line.startswith(b"data: {"):
                     yield json.loads(line.removeprefix(b"data: "))
 
-    async def _ask(self, path: str, body: dict[str, Any]) -> Answer:
+    async def _ask(self, path: str, body: dict[str, Any], answer: Answer | None = None) -> Answer:
+        answer = answer or Answer(0)
         async with self.session.post(path, json={"return_token_ids": True, **body}) as reply:
-            answer = Answer(reply.status)
+            answer.status = reply.status
             if reply.status != 200:
                 answer.error = (await reply.json())["error"]
             elif not body.get("stream"):

@@ -79,29 +79,11 @@ async def test_every_reply_of_a_crowd_equals_its_solo_reply(
     assert ticks < 2 * grown("epicycle_mixed_depth_ticks_total", before, after)
 
 
-class Runner:
-    """A stream that runs while others are looked at; `tokens` counts what it has received."""
-
-    def __init__(self, calls: Calls, seed: int) -> None:
-        self.tokens = 0
-        body = {"prompt": "Once upon a time", "max_tokens": 400, "temperature": 0.9, "seed": seed, "ignore_eos": True}
-        self._events = calls.events(**body, exit_threshold=1.0, max_loops=2)
-        self.task = asyncio.create_task(self._read())
-
-    async def _read(self) -> None:
-        async for event in self._events:
-            self.tokens += len(event["choices"][0]["exit_depths"])
-
-    async def stop(self) -> None:
-        self.task.cancel()
-        await asyncio.gather(self.task, return_exceptions=True)
-        await self._events.aclose()
-
-
 async def test_streams_run_on_between_the_chunks_of_a_long_prompt(live: LiveServer, calls: Calls) -> None:
     ids = (await calls.post("/tokenize", prompt=" ".join(PROMPTS) * 60))["tokens"][:800]
     before = await live.settled()
-    runners = [Runner(calls, seed) for seed in range(4)]
+    body = {"prompt": "Once upon a time", "max_tokens": 400, "temperature": 0.9, "ignore_eos": True}
+    runners = [calls.start(**body, exit_threshold=1.0, max_loops=2, seed=seed) for seed in range(4)]
     try:
         await live.until(lambda: all(runner.tokens for runner in runners), "running streams")
         started = [runner.tokens for runner in runners]
@@ -109,7 +91,7 @@ async def test_streams_run_on_between_the_chunks_of_a_long_prompt(live: LiveServ
         emitted = [runner.tokens - start for runner, start in zip(runners, started, strict=True)]
     finally:
         for runner in runners:
-            await runner.stop()
+            await runner.leave()
     after = await live.settled()
 
     assert ids == first["choices"][0]["prompt_token_ids"]
