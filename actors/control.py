@@ -26,7 +26,7 @@ from epicycle.transport.link import Receiver, Sender
 from epicycle.transport.mailbox import Attachment, attach
 from epicycle.transport.wire.control import Drain, Endpoint, PeerDown, PeerUp
 from epicycle.transport.wire.kv import Census, Snapshot
-from epicycle.transport.wire.plan import FromExecutor, StepReport
+from epicycle.transport.wire.plan import ROWS_PER_TICK_BOUNDS, FromExecutor, StepReport
 from epicycle.transport.wire.request import Cancel, Submit
 
 TIMER_S = 0.05  # deadlines, idle census
@@ -240,6 +240,10 @@ class Control:
             'send_again_total{link="verdicts"}': self._verdicts.refused_sends,
         }
         counters |= {f'rejections_total{{code="{code}"}}': n for code, n in admission.rejections.items()}
+        counters |= {
+            f'rows_per_tick_bucket{{le="{bound}"}}': count
+            for bound, count in zip((*ROWS_PER_TICK_BOUNDS, "+Inf"), scheduler.totals.rows_per_tick(), strict=True)
+        }
         return counters | self.kv.gauges(free, pages)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from epicycle.actors.mock_model import mock_capabilities, mock_depth, mock_key, mock_logprob, mock_token
 from epicycle.transport.config import Config
+from epicycle.transport.tick_counters import TickCounters
 from epicycle.transport.wire.columns import F32, I32, U16, U64, pack, unpack, unpack_list
 from epicycle.transport.wire.control import Capabilities
 from epicycle.transport.wire.output import Fin, PromptLogprobs, TokenBatch
@@ -76,23 +77,6 @@ class MockOutput:
     to_gateways: dict[int, list[TokenBatch | PromptLogprobs | Fin]]
 
 
-@dataclass
-class MockCounters:
-    """Totals since the epoch began; the names are StepReport's."""
-
-    ticks: int = 0
-    decode_row_loops: int = 0
-    prompt_row_loops: int = 0
-    loops_saved: int = 0
-    rows_in_ticks: int = 0
-    mixed_depth_ticks: int = 0
-    starved_latency: int = 0
-    starved_pool: int = 0
-    stale_messages: int = 0
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-
-
 class MockPump:
     """Meets TickPump. `tick_s` is slept in every tick that has rows; `clock` only dates the Fin's times."""
 
@@ -112,7 +96,7 @@ class MockPump:
         self._chunk_tokens = capabilities.prompt_chunk_tokens
         self._control_epoch = 0
         self._plan_seq = 0
-        self.counters = MockCounters()
+        self.counters = TickCounters()
         self._forget_rows()
 
     def _forget_rows(self) -> None:
@@ -154,8 +138,7 @@ class MockPump:
             return
         if self._tick_s > 0:
             self._sleep(self._tick_s)
-        self.counters.ticks += 1
-        self.counters.rows_in_ticks += len(rows)
+        self.counters.count_tick(len(rows))
         self.counters.mixed_depth_ticks += len({row.outputs == 0 for row in rows}) > 1
         for row in rows:
             if row.prefill_ticks:
@@ -185,7 +168,7 @@ class MockPump:
             tokens=pack(I32, [self._rows[slot].written_tokens for slot in moved]),
             freed_slots=pack(I32, [slot for slot, _ in self._freed]),
             freed_gens=pack(I32, [gen for _, gen in self._freed]),
-            **vars(self.counters),
+            **self.counters.report_fields(),
         )
 
     def _join(self, join: Join) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import msgspec
 
 from epicycle.transport.wire.base import Wire
-from epicycle.transport.wire.columns import I32, pack, unpack_list
-from epicycle.transport.wire.plan import StepReport
+from epicycle.transport.wire.columns import I32, U64, pack, unpack_list
+from epicycle.transport.wire.plan import ROWS_PER_TICK_BOUNDS, StepReport
 
 TOTALS = (
     "ticks",
@@ -50,6 +50,7 @@ class ReportTotals:
 
     def __init__(self) -> None:
         self._past = dict.fromkeys(TOTALS, 0)
+        self._past_rows = [0] * (len(ROWS_PER_TICK_BOUNDS) + 1)
         self._report: StepReport | None = None
 
     def update(self, report: StepReport) -> None:
@@ -57,8 +58,14 @@ class ReportTotals:
 
     def end_epoch(self) -> None:
         self._past = {name: self.value(name) for name in TOTALS}
+        self._past_rows = self.rows_per_tick()
         self._report = None
 
     def value(self, name: str) -> int:
         now = getattr(self._report, name) if self._report is not None else 0
         return self._past[name] + int(now)
+
+    def rows_per_tick(self) -> list[int]:
+        """Ticks by their rows, as in StepReport."""
+        now = unpack_list(U64, self._report.rows_per_tick) if self._report is not None else []
+        return [past + count for past, count in zip(self._past_rows, now, strict=True)] if now else self._past_rows

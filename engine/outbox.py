@@ -6,8 +6,9 @@ comes after its last token. Emptied by every `take`. It must not know slots' ten
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
+from epicycle.transport.tick_counters import TickCounters
 from epicycle.transport.wire.columns import F32, I32, U16, U64, pack
 from epicycle.transport.wire.output import Fin, PromptLogprobs, TokenBatch
 from epicycle.transport.wire.plan import StepReport
@@ -21,23 +22,6 @@ class StepOutput:
 
     report: StepReport | None = None
     to_gateways: dict[int, list[Message]] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Counters:
-    """Totals since the epoch began; the names are StepReport's."""
-
-    ticks: int = 0
-    decode_row_loops: int = 0
-    prompt_row_loops: int = 0
-    loops_saved: int = 0
-    rows_in_ticks: int = 0
-    mixed_depth_ticks: int = 0
-    starved_latency: int = 0
-    starved_pool: int = 0
-    stale_messages: int = 0
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -76,7 +60,7 @@ class Outbox:
     control_epoch: int = 0
     plan_seq: int = 0
     is_report_due: bool = False
-    counters: Counters = field(default_factory=Counters)
+    counters: TickCounters = field(default_factory=TickCounters)
     moved: dict[int, tuple[int, int]] = field(default_factory=dict)
     freed: list[tuple[int, int]] = field(default_factory=list)
     columns: dict[int, TokenColumns] = field(default_factory=dict)
@@ -116,5 +100,5 @@ class Outbox:
             tokens=pack(I32, [tokens for _, tokens in self.moved.values()]),
             freed_slots=pack(I32, [slot for slot, _ in self.freed]),
             freed_gens=pack(I32, [gen for _, gen in self.freed]),
-            **asdict(self.counters),
+            **self.counters.report_fields(),
         )

@@ -101,10 +101,9 @@ class Pump:
 
     def _count(self, work: TickWork) -> None:
         counters = self.counters
-        counters.ticks += 1
+        counters.count_tick(len(work.decode) + work.prompt_rows)
         counters.decode_row_loops += len(work.decode)
         counters.prompt_row_loops += work.prompt_rows
-        counters.rows_in_ticks += len(work.decode) + work.prompt_rows
         counters.mixed_depth_ticks += len(work.depths) > 1
 
     def _join(self, join: Join) -> None:

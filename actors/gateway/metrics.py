@@ -48,6 +48,7 @@ FROM_BEATS: dict[str, tuple[str, str]] = {
     "send_again_total": ("counter", "sends that found a link full"),
     "rejections_total": ("counter", "requests refused, by code"),
 }
+BUCKETS = "rows_per_tick_bucket"  # carried by beats too; shown as a histogram
 # vLLM name -> (ours, labels to keep); dashboards made for it then work.
 ALIASES: dict[str, str] = {
     "vllm:num_requests_running": "requests_running",
@@ -185,7 +186,7 @@ class _Scrape:
 
 def beat_families(beats: Iterable[dict[str, float]]) -> Iterator[Metric]:
     """The families of FROM_BEATS and their aliases; series of one name and labels from several actors add up."""
-    series: dict[str, Series] = {name: {} for name in FROM_BEATS}
+    series: dict[str, Series] = {name: {} for name in (*FROM_BEATS, BUCKETS)}
     for beat in beats:
         for key, value in beat.items():
             match = _KEY.fullmatch(key)
@@ -202,10 +203,12 @@ def beat_families(beats: Iterable[dict[str, float]]) -> Iterator[Metric]:
 
 
 def _rows_per_tick(series: dict[str, Series]) -> Metric:
-    """Sum and count only: heartbeats carry totals, from which a dashboard takes the mean."""
-    ticks, rows = (sum(series[name].values()) for name in ("ticks_total", "rows_in_ticks_total"))
-    family = HistogramMetricFamily(f"{PREFIX}rows_per_tick", "rows of a tick (mean: sum / count)")
-    family.add_metric([], [("+Inf", ticks)], rows)
+    """Control sends how many ticks fell into each bucket; Prometheus wants them cumulative."""
+    family = HistogramMetricFamily(f"{PREFIX}rows_per_tick", "rows of a tick")
+    buckets: list[tuple[str, float]] = []
+    for labels, count in series[BUCKETS].items():
+        buckets.append((dict(labels)["le"], count + (buckets[-1][1] if buckets else 0)))
+    family.add_metric([], buckets or [("+Inf", 0)], sum(series["rows_in_ticks_total"].values()))
     return family
 
 

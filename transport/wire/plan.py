@@ -9,6 +9,9 @@ from __future__ import annotations
 from epicycle.transport.wire.base import Wire
 from epicycle.transport.wire.request import LoopBounds, Sampling
 
+# Upper bounds of StepReport.rows_per_tick.
+ROWS_PER_TICK_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
 
 class Join(Wire, frozen=True):
     """Give `slot` (generation `gen`) to `rid`, with its lease.
@@ -110,6 +113,7 @@ class StepReport(Wire, frozen=True, tag=12):
     stale_messages: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
+    rows_per_tick: bytes = b""  # U64: ticks by their rows, one count for each bound and one for more
 
 
 ToExecutor = Plan | Reset
