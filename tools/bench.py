@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--weights", choices=("auto", "random"), help="default: the workload's")
     made.add_argument("--dtype", choices=("auto", *DTYPE_BYTES), help="default: the workload's")
     made.add_argument("--device", default="auto", help="auto, cpu, or cuda:N")
-    made.add_argument("--repeats", type=int, help="timed runs of each workload")
+    made.add_argument("--repeats", type=at_least_one, help="timed runs of each workload; default: the file's")
     made.add_argument("--no-decode-window", action="store_true", help="engine: leave out the pass that only decodes")
     made.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", help="any other engine option")
     made.add_argument("--bandwidth", type=float, default=0.0, help="bytes/s for the floor, such as 4.2e12")
@@ -80,40 +81,45 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def at_least_one(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is below 1")
+    return number
+
+
 def bench(read: WorkloadFile, arguments: argparse.Namespace) -> dict[str, Any]:
     """Run every workload asked for, printing each as it is done; returns the report."""
     chosen = [read.pick(name) for name in arguments.workload]
+    facts: dict[str, Any] = {"commit": bench_facts.commit(), "versions": bench_facts.versions()}
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    print(f"mode {arguments.mode}, commit {facts['commit'] or 'unknown'}, {versions}\n", flush=True)
     results = []
     for workload in chosen:
-        results.append(bench_one(read, workload, arguments))
-        print(bench_report.render(results[-1]) + "\n")
-    return {
-        "bench": "workloads",
-        "mode": arguments.mode,
-        "target": arguments.target,
-        "commit": bench_facts.commit(),
-        "versions": bench_facts.versions(),
-        "results": results,
-    }
+        result = bench_one(read, workload, arguments)
+        results.append(result)
+        print(f"{result['device']}, {result['dtype']}. {result['plan']}")
+        print(bench_report.render(result) + "\n", flush=True)
+    return {"bench": "workloads", "mode": arguments.mode, "target": arguments.target, **facts, "results": results}
 
 
 def bench_one(read: WorkloadFile, workload: Workload, arguments: argparse.Namespace) -> dict[str, Any]:
     entry = chosen_model(read.model_of(workload), arguments)
-    spec = read_spec(locate(entry.config, "random").folder)
-    repeats = arguments.repeats or read.defaults.repeats
     options = engine_options(workload, entry, read.defaults.page_tokens, arguments)
+    spec = read_spec(locate(options["model"], "random").folder)
+    spec = replace(spec, loops=options.get("loops") or spec.loops)
+    if workload.longest_tokens > spec.context_tokens:
+        text = f"{workload.name}: a request of {workload.longest_tokens} tokens is longer than the"
+        raise WorkloadError(f"{text} {spec.context_tokens} that {options['model']} has positions for")
+    repeats = read.defaults.repeats if arguments.repeats is None else arguments.repeats
     serve = engine_side if arguments.mode == "engine" else http_side
     with serve(options, arguments) as served:
         timed: list[RunResult] = []
         for number in range(repeats + 1):
             result = served.run(Load(workload, spec, read.defaults.seed), f"run {number}")
             timed += [result] if number else []  # the first one warms up
-    return bench_report.result_of(workload, timed, *floor_terms(spec, served, arguments)) | {
-        "options": options,
-        "device": served.device,
-        "dtype": served.dtype,
-        "plan": served.plan,
-    }
+    about = {"options": options, "device": served.device, "dtype": served.dtype, "plan": served.plan}
+    return about | bench_report.result_of(workload, timed, *floor_terms(spec, served, arguments))
 
 
 def chosen_model(entry: ModelEntry, arguments: argparse.Namespace) -> ModelEntry:

@@ -30,6 +30,7 @@ class Condition:
 CONDITIONS: dict[str, Condition] = {
     "8-concurrent": Condition(),
     "64-concurrent": Condition(width=64),
+    "slots-8": Condition(options={"slots": 8}),
     "staggered": Condition(is_staggered=True),
     "growing-leases": Condition(grow_tokens=1),
     "chunk-64": Condition(options={"prompt_chunk_tokens": 64}),

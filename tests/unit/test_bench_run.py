@@ -178,11 +178,34 @@ def test_options_go_to_the_engine(folder: Path, tmp_path: Path, capsys: pytest.C
         (["--workload", "tiny_b8", "--set", "slotz=3"], "slotz=3: not OPTION=VALUE"),
         (["--workload", "tiny_b8", "--set", "slots=no"], "Expected `int`"),
         (["--workload", "tiny_b8", "--model", "nowhere"], "--model nowhere"),
+        (["--workload", "ouro_2k_b32", "--model", "embedded:ouro"], "longer than the 1024 that embedded:ouro"),
     ],
 )
 def test_bad_words_end_with_one_line(words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert 1 == bench.main(words)
     assert expected in capsys.readouterr().err
+
+
+def test_a_lower_depth_is_the_floors_and_the_prompts_depth(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "w.toml"
+    path.write_text(FILE.format(folder=folder))
+    words = ["--file", str(path), "--workload", "b", "--repeats", "1", "--no-decode-window"]
+    rates = ["--bandwidth", "1e9", "--flops", "1e9"]
+    floors = []
+    for loops in (2, 4):
+        assert 0 == bench.main([*words, *rates, "--set", f"loops={loops}"])
+        (result,) = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
+        assert loops == result["median"]["mean_loops"]
+        floors.append(result["floor"]["serial_s"])
+    assert floors[0] < floors[1]
+
+
+def test_no_repeats_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        bench.main(["--workload", "tiny_b8", "--repeats", "0"])
+    assert "0 is below 1" in capsys.readouterr().err
 
 
 def test_without_a_workload_the_names_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
