@@ -50,6 +50,7 @@ FLAGS = (
     Flag("--kv-memory", "engine.kv_memory_bytes", metavar="BYTES"),
     Flag("--prompt-chunk", "engine.prompt_chunk_tokens", metavar="TOKENS"),
     Flag("--numerics", "engine.numerics", ("invariant", "fast")),
+    Flag("--start-state", "engine.start_state", ("noise", "zero")),
     Flag("--poison", "engine.poison"),
     Flag("--max-waiting", "scheduler.max_waiting"),
     Flag("--reservation", "scheduler.reservation", ("lifetime", "incremental")),

@@ -124,7 +124,7 @@ def _check_key(request: web.Request, server: ServerConfig) -> None:
         return
     scheme, _, key = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not hmac.compare_digest(key.strip().encode(), server.api_key.encode()):
-        raise ApiError("invalid_api_key", "this server needs its API key as `Authorization: Bearer KEY` (--api-key)")
+        raise ApiError("invalid_api_key", "this server needs its API key as `Authorization: Bearer KEY` (server.api_key)")
 
 
 def _http_error(request: web.Request, error: web.HTTPException) -> web.Response:
