@@ -24,12 +24,27 @@ from epicycle.engine.kernels.decode_attention_triton import DecodeConfig, decode
 from epicycle.engine.kernels.gemm_triton import chunk_length, run_product, stored_as
 from epicycle.engine.kernels.ladder import LIBRARY, GemmConfig, Product, candidates, sure
 from epicycle.engine.kernels.prompt_attention_triton import PromptConfig, prompt_attention
+from epicycle.engine.kernels.rope_kv_triton import rope_kv
 from epicycle.tools import kernel_checks as checks
 from epicycle.tools.kernel_loops import Attend, Core, Loop, fused_decode, no_attention, prompt, separate_decode
 from epicycle.tools.kernel_rows import decode_batch, make_pool, make_turning, prompt_batch
 from epicycle.tools.kernel_shapes import HUGINN, OURO, SHAPES, Shape, layer_floor_us, product_floor_us
 from epicycle.tools.kernel_timing import ceilings, copies_of, graph_us, random_weights
 
+DECODE_CONFIGS = (  # tile, then how it runs
+    (64, DecodeConfig(4, 3, 3)),
+    (64, DecodeConfig(4, 2, 4)),
+    (32, DecodeConfig(4, 4, 4)),
+    (32, DecodeConfig(2, 4, 6)),
+    (128, DecodeConfig(4, 2, 2)),
+)
+PROMPT_CONFIGS = (  # query tile, tile, then how it runs
+    (128, 64, PromptConfig(8, 2)),
+    (128, 64, PromptConfig(8, 3)),
+    (64, 64, PromptConfig(4, 2)),
+    (64, 64, PromptConfig(4, 3)),
+    (128, 128, PromptConfig(8, 2)),
+)
 ROWS = (1, 8, 16, 32, 64, 128, 256, 512, 2048)
 WARMERS = 10
 
@@ -115,15 +130,8 @@ class Bench:
         for piece in pieces:
             batch = decode_batch(shape, pool, lengths, piece)
             common = (qkv, shape.heads, batch.rows, batch.work, batch.scratch, pool.k, pool.v)
-            for tile, warps, stages, per_sm in (
-                (64, 4, 3, 3),
-                (64, 4, 2, 4),
-                (32, 4, 4, 4),
-                (32, 2, 4, 6),
-                (128, 4, 2, 2),
-            ):
-                config = DecodeConfig(warps, stages, per_sm)
-                key = f"piece{piece} tile{tile} w{warps}s{stages}x{per_sm}"
+            for tile, config in DECODE_CONFIGS:
+                key = f"piece{piece} tile{tile} w{config.warps}s{config.stages}x{config.programs_per_sm}"
                 one = partial(
                     decode_attention,
                     *common,
@@ -149,13 +157,7 @@ class Bench:
         pairs = sum(count * first + count * (count + 1) / 2 for first, count in chunks)
         work_flop = 4 * pairs * shape.heads * shape.head_dim
         times: dict[str, float] = {}
-        for query, tile, warps, stages in (
-            (128, 64, 8, 2),
-            (128, 64, 8, 3),
-            (64, 64, 4, 2),
-            (64, 64, 4, 3),
-            (128, 128, 8, 2),
-        ):
+        for query, tile, config in PROMPT_CONFIGS:
             at, packed = prompt_batch(pool, chunks, query)
             one = partial(
                 prompt_attention,
@@ -166,9 +168,11 @@ class Bench:
                 pool.k,
                 pool.v,
                 tile=tile,
-                config=PromptConfig(warps, stages),
+                config=config,
             )
-            times[f"q{query} t{tile} w{warps}s{stages}"] = graph_us([partial(one, layer=layer) for layer in range(4)])
+            times[f"q{query} t{tile} w{config.warps}s{config.stages}"] = graph_us(
+                [partial(one, layer=layer) for layer in range(4)]
+            )
         best = min(times, key=lambda key: times[key])
         rate = work_flop / times[best] / 1e6
         print(f"{shape.name} prompt {chunks[0]} x{len(chunks)} best {times[best]:.1f} us ({best}) {rate:.0f} TFLOP/s")
@@ -268,9 +272,38 @@ def _launch_small(kind: Product, config: GemmConfig) -> None:
     run_product(small, x, x.new_zeros(small.weight_rows, kind.inputs), config)
 
 
+def attention_units() -> list[Callable[[], object]]:
+    """The attention kernels in every form that is timed or checked."""
+    units: list[Callable[[], object]] = []
+    for shape in SHAPES.values():
+        units += [partial(_decode_small, shape, tile, config, None) for tile, config in DECODE_CONFIGS]
+        units += [partial(_decode_small, shape, 64, DecodeConfig(), form) for form in ("ahead", "separate", "both")]
+        units += [partial(_prompt_small, shape, *settings) for settings in PROMPT_CONFIGS]
+    return units
+
+
+def _decode_small(shape: Shape, tile: int, config: DecodeConfig, form: str | None) -> None:
+    pool, is_separate = make_pool(shape, 8, 1), form in ("separate", "both")
+    batch, turning = decode_batch(shape, pool, [40, 40], 256), make_turning(shape, 64)
+    qkv = torch.zeros(2, (shape.heads + 2 * shape.kv_heads) * shape.head_dim, dtype=torch.bfloat16, device="cuda")
+    q = rope_kv(qkv, shape.heads, turning, batch.rows, pool.k, pool.v, 0)
+    decode_attention(
+        q if is_separate else qkv, shape.heads, batch.rows, batch.work, batch.scratch, pool.k, pool.v, 0,
+        turning=None if is_separate else turning, tile=tile, config=config,
+        ahead=qkv if form in ("ahead", "both") else None,
+    )  # fmt: skip
+
+
+def _prompt_small(shape: Shape, query: int, tile: int, config: PromptConfig) -> None:
+    pool = make_pool(shape, 8, 1)
+    rows, packed = prompt_batch(pool, [(0, 16)], query)
+    q = torch.zeros(16, shape.heads * shape.head_dim, dtype=torch.bfloat16, device="cuda")
+    prompt_attention(q, shape.heads, rows, packed, pool.k, pool.v, 0, tile=tile, config=config)
+
+
 def warm(index: int, of: int) -> None:
-    """Compile this worker's share of the product kernels into the disk cache."""
-    for unit in warm_units()[index::of]:
+    """Compile this worker's share of the kernels into the disk cache."""
+    for unit in [*attention_units(), *warm_units()][index::of]:
         try:
             unit()
         except Exception as problem:
@@ -282,7 +315,7 @@ def warm_in_parallel() -> str:
     command = [sys.executable, __file__, "--warm"]
     workers = [subprocess.Popen([*command, f"{index}/{WARMERS}"]) for index in range(WARMERS)]
     codes = [worker.wait() for worker in workers]
-    return f"{len(warm_units())} kernels, exit codes {codes}"
+    return f"{len(warm_units()) + len(attention_units())} kernels, exit codes {codes}"
 
 
 def time_ceilings() -> dict[str, float]:
@@ -291,39 +324,73 @@ def time_ceilings() -> dict[str, float]:
     return found
 
 
+def run_checks(bench: Bench) -> None:
+    bench.section("ceilings", time_ceilings, 0)
+    bench.section("checks", bench.check_all, 20)
+    for shape in SHAPES.values():
+        bench.section(f"bits {shape.name}", partial(bench.check_bits, shape), 40)
+
+
+def run_ouro(bench: Bench) -> None:
+    bench.section("products", partial(bench.time_products, OURO, ROWS), 40)
+    bench.section("decode 1", partial(bench.time_decode, OURO, [1024], (64, 128, 256)), 10)
+    bench.section(
+        "loops", partial(bench.time_loops, OURO, ((1, 1024), (8, 1024), (32, 1024), (128, 1024)), (512, 2048)), 30
+    )
+    bench.section("decode 32", partial(bench.time_decode, OURO, [1024] * 32, (128, 256)), 10)
+    bench.section("decode 128", partial(bench.time_decode, OURO, [1024] * 128, (128, 256)), 10)
+    bench.section("decode long", partial(bench.time_decode, OURO, [16384] * 8, (128, 256)), 10)
+    bench.section("prompt 2048", partial(bench.time_prompt, OURO, [(0, 2048)]), 10)
+    bench.section("prompt 512 at 16K", partial(bench.time_prompt, OURO, [(15872, 512)]), 10)
+    bench.section("prompt packed", partial(bench.time_prompt, OURO, [(512, 128)] * 4), 10)
+
+
+def run_huginn(bench: Bench) -> None:
+    bench.section("products", partial(bench.time_products, HUGINN, ROWS), 60)
+    bench.section("loops", partial(bench.time_loops, HUGINN, ((1, 512), (8, 512), (64, 512)), (512,)), 30)
+    bench.section("decode 64", partial(bench.time_decode, HUGINN, [512] * 64, (128, 256)), 10)
+
+
+PARTS: dict[str, Callable[[Bench], None]] = {"ouro": run_ouro, "checks": run_checks, "huginn": run_huginn}
+"""Each in a process of its own, so that one that breaks the device's context doesn't take the others with it."""
+
+
+def run_parts(names: list[str], out: Path, seconds: float) -> None:
+    """Compile in parallel, then run the parts one after the other and join their reports."""
+    end = time.monotonic() + seconds
+    report: dict[str, object] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    report["warm up"] = warm_in_parallel()
+    print(f"## warm up: {report['warm up']}, {seconds - (end - time.monotonic()):.0f} s", flush=True)
+    for name in names:
+        left, file = end - time.monotonic(), out.with_suffix(f".{name}.json")
+        command = [sys.executable, __file__, "--part", name, "--out", str(file), "--seconds", str(left)]
+        try:
+            code: object = subprocess.run(command, timeout=max(left, 1.0) + 20).returncode
+        except subprocess.TimeoutExpired:
+            code = "stopped: out of time"
+        report[name] = json.loads(file.read_text()) if file.exists() else None
+        report[f"{name} exit"] = code
+        out.write_text(json.dumps(report, indent=1, default=str))
+    print(json.dumps({"device": report["device"], "exits": {name: report[f"{name} exit"] for name in names}}))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("kernels.json"), help="where the JSON report goes")
     parser.add_argument("--seconds", type=float, default=450.0, help="leave out sections that would end later")
+    parser.add_argument("--part", choices=list(PARTS), action="append", help="run this alone, in this process")
     parser.add_argument("--warm", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.warm:
         index, of = options.warm.split("/")
         return warm(int(index), int(of))
+    if not options.part:
+        return run_parts(list(PARTS), options.out, options.seconds)
     torch.manual_seed(20261129)
     bench = Bench(options.out, options.seconds)
-    bench.report["device"] = torch.cuda.get_device_name()
-    bench.section("warm up", warm_in_parallel, 0)
-    bench.section("ceilings", time_ceilings, 0)
-    bench.section("checks", bench.check_all, 40)
-    bench.section("ouro products", lambda: bench.time_products(OURO, ROWS), 60)
-    bench.section("ouro decode 1", lambda: bench.time_decode(OURO, [1024], (64, 128, 256)), 15)
-    bench.section("ouro decode 32", lambda: bench.time_decode(OURO, [1024] * 32, (128, 256)), 15)
-    bench.section("ouro decode 128", lambda: bench.time_decode(OURO, [1024] * 128, (128, 256)), 15)
-    bench.section("ouro decode long", lambda: bench.time_decode(OURO, [16384] * 8, (128, 256)), 15)
-    bench.section("ouro prompt 2048", lambda: bench.time_prompt(OURO, [(0, 2048)]), 15)
-    bench.section("ouro prompt 512 at 16K", lambda: bench.time_prompt(OURO, [(15872, 512)]), 15)
-    bench.section("ouro prompt packed", lambda: bench.time_prompt(OURO, [(512, 128)] * 4), 15)
-    bench.section(
-        "ouro loops", lambda: bench.time_loops(OURO, ((1, 1024), (8, 1024), (32, 1024), (128, 1024)), (512, 2048)), 40
-    )
-    bench.section("ouro bits", lambda: bench.check_bits(OURO), 40)
-    bench.section("huginn products", lambda: bench.time_products(HUGINN, ROWS), 90)
-    bench.section("huginn decode 64", lambda: bench.time_decode(HUGINN, [512] * 64, (128, 256)), 15)
-    bench.section("huginn loops", lambda: bench.time_loops(HUGINN, ((1, 512), (8, 512), (64, 512)), (512,)), 40)
-    bench.section("huginn bits", lambda: bench.check_bits(HUGINN), 40)
-    left_out = [name for name, found in bench.report.items() if isinstance(found, str) and name != "device"]
-    print(json.dumps({"device": bench.report["device"], "sections": len(bench.report), "not done": left_out[1:]}))
+    for part in options.part:
+        print(f"# {part}", flush=True)
+        PARTS[part](bench)
 
 
 if __name__ == "__main__":

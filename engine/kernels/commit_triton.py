@@ -19,7 +19,10 @@ from epicycle.engine.kernels.triton_common import cell_of, next_power
 BLOCK = 2048
 
 
-@triton.jit(do_not_specialize=["first_layer", "slots_per_page", "table_stride", "planes"])
+@triton.jit(
+    do_not_specialize=["first_layer", "slots_per_page", "table_stride", "planes"],
+    do_not_specialize_on_alignment=["leaver_ptr", "count_ptr", "done_ptr", "slots_ptr", "positions_ptr"],
+)
 def fill_kernel(
     k_pool_ptr, v_pool_ptr, leaver_ptr, count_ptr, done_ptr, max_loops_ptr, starts_ptr,
     slots_ptr, positions_ptr, page_table_ptr, table_stride, slots_per_page, first_layer, planes,

@@ -85,13 +85,16 @@ def _combine(
     tl.store(out_at + lane, (mixed / total).to(DTYPE), mask=lane < HEAD_DIM)
 
 
-@triton.jit(do_not_specialize=["layer", "slots_per_page", "table_stride", "ahead_bytes"])
+@triton.jit(
+    do_not_specialize=["layer", "slots_per_page", "table_stride", "piece_tokens", "ahead_bytes"],
+    do_not_specialize_on_alignment=["slots_ptr", "positions_ptr", "plane_slots_ptr"],
+)
 def decode_kernel(
     q_ptr, k_pool_ptr, v_pool_ptr, out_ptr, sums_ptr, stats_ptr, tickets_ptr, items_ptr, total_ptr,
     bias_ptr, cos_ptr, sin_ptr, slots_ptr, positions_ptr, plane_slots_ptr, page_table_ptr, ahead_ptr,
-    q_stride, out_stride, table_stride, turn_stride, slots_per_page, layer, scale, ahead_bytes,
+    q_stride, out_stride, table_stride, turn_stride, slots_per_page, layer, piece_tokens, scale, ahead_bytes,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_G: tl.constexpr, PIECE_TOKENS: tl.constexpr, BLOCK_T: tl.constexpr, PAGE_TOKENS: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_T: tl.constexpr, PAGE_TOKENS: tl.constexpr,
     FUSED: tl.constexpr, PAIRS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_AHEAD: tl.constexpr,
     DTYPE: tl.constexpr,
 ):  # fmt: skip
@@ -113,7 +116,7 @@ def decode_kernel(
         position = tl.load(positions_ptr + row)
         plane_slot = tl.load(plane_slots_ptr + row)
         length = position + 1
-        pieces = (length + PIECE_TOKENS - 1) // PIECE_TOKENS
+        pieces = (length + piece_tokens - 1) // piece_tokens
         head = kv_head * GROUP + member
         q_mask = (member < GROUP)[:, None] & (lane < HEAD_DIM)[None, :]
         q_at = q_ptr + row.to(tl.int64) * q_stride + head[:, None] * HEAD_DIM
@@ -141,8 +144,8 @@ def decode_kernel(
                 tl.debug_barrier()  # this program reads the cell back below; nobody else reads it in this launch
         else:
             q = tl.load(q_at + lane[None, :], mask=q_mask, other=0.0)
-        begin = piece * PIECE_TOKENS
-        end = tl.minimum(begin + PIECE_TOKENS, length)
+        begin = piece * piece_tokens
+        end = tl.minimum(begin + piece_tokens, length)
         top = tl.full((BLOCK_G,), float("-inf"), tl.float32)
         total = tl.zeros((BLOCK_G,), tl.float32)
         mixed = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
@@ -247,6 +250,7 @@ def decode_attention(
         turn.cos.stride(0),
         rows.slots_per_page,
         layer,
+        piece,
         width**-0.5 * 1.4426950408889634,
         prefetch_size(ahead),
         HEADS=heads,
@@ -254,7 +258,6 @@ def decode_attention(
         HEAD_DIM=width,
         BLOCK_D=next_power(width),
         BLOCK_G=max(16, next_power(heads // kv_heads)),
-        PIECE_TOKENS=piece,
         BLOCK_T=tile,
         PAGE_TOKENS=page_tokens,
         FUSED=turning is not None,

@@ -53,7 +53,10 @@ class Leavers:
     done: Tensor
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["rows"],
+    do_not_specialize_on_alignment=["gate_ptr", "slots_ptr", "leaver_ptr", "count_ptr", "done_ptr"],
+)
 def exit_kernel(
     gate_ptr, slots_ptr, survival_ptr, pending_ptr, loops_done_ptr, threshold_ptr, min_ptr, max_ptr,
     trace_ptr, outputs_ptr, leaver_ptr, count_ptr, done_ptr, rows, trace_stride,

@@ -57,7 +57,10 @@ def _step(
     return new_top, total, mixed
 
 
-@triton.jit(do_not_specialize=["layer", "slots_per_page", "table_stride"])
+@triton.jit(
+    do_not_specialize=["layer", "slots_per_page", "table_stride"],
+    do_not_specialize_on_alignment=["firsts_ptr", "counts_ptr", "slots_ptr", "positions_ptr", "plane_slots_ptr"],
+)
 def prompt_kernel(
     q_ptr, k_pool_ptr, v_pool_ptr, out_ptr, items_ptr, total_ptr, firsts_ptr, counts_ptr,
     slots_ptr, positions_ptr, plane_slots_ptr, page_table_ptr,

@@ -70,7 +70,10 @@ def load_rotated(
     return rotated(x, partner, cos, sin, lane, HEAD_DIM, PAIRS, DTYPE)
 
 
-@triton.jit(do_not_specialize=["layer", "slots_per_page", "table_stride"])
+@triton.jit(
+    do_not_specialize=["layer", "slots_per_page", "table_stride"],
+    do_not_specialize_on_alignment=["slots_ptr", "positions_ptr", "plane_slots_ptr"],
+)
 def rope_kv_kernel(
     qkv_ptr, q_out_ptr, k_pool_ptr, v_pool_ptr, bias_ptr, cos_ptr, sin_ptr,
     slots_ptr, positions_ptr, plane_slots_ptr, page_table_ptr,

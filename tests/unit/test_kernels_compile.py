@@ -90,10 +90,11 @@ def test_decode_attention_keeps_everything_in_registers(
     pointers |= {"sums_ptr": F, "stats_ptr": F, "cos_ptr": turn, "sin_ptr": turn, "plane_slots_ptr": I}
     pointers |= dict.fromkeys(("tickets_ptr", "items_ptr", "total_ptr"), I)
     pointers["ahead_ptr"] = H
-    sizes = {"q_stride16": N, "out_stride16": N, "turn_stride16": N, "layer": N, "scale": "fp32", "ahead_bytes": N}
+    sizes = {"q_stride16": N, "out_stride16": N, "turn_stride16": N, "layer": N, "scale": "fp32"}
+    sizes |= {"piece_tokens": N, "ahead_bytes": N}
     constants = {"HEADS": heads, "KV_HEADS": kv_heads, "HEAD_DIM": width, "BLOCK_D": 128, "BLOCK_G": 16}
     constants["HAS_AHEAD"] = True
-    constants |= {"PIECE_TOKENS": decode_attention_triton.PIECE, "BLOCK_T": decode_attention_triton.TILE}
+    constants |= {"BLOCK_T": decode_attention_triton.TILE}
     flags: dict[str, Any] = {"PAGE_TOKENS": 16, "FUSED": True, "PAIRS": pairs, "HAS_BIAS": pairs, "DTYPE": tl.bfloat16}
     config = decode_attention_triton.DecodeConfig()
     found = compiled(
