@@ -63,8 +63,9 @@ def wait_until_ready(run_dir: Path, server: subprocess.Popen[bytes], log_path: P
         port = published_port(run_dir)
         if port and is_ready(port):
             return port
-    log = log_path.read_text(errors="replace")
-    raise RuntimeError(f"no ready server within {START_TIMEOUT_S:.0f} s (exit code {server.poll()}):\n{log}")
+    log, code = log_path.read_text(errors="replace"), server.poll()
+    fate = f"within {START_TIMEOUT_S:.0f} s" if code is None else f"but exit code {code}"
+    raise RuntimeError(f"no ready server {fate}:\n{log}")
 
 
 def published_port(run_dir: Path) -> int:

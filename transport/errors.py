@@ -35,7 +35,11 @@ class AddressError(TransportError):
 
 
 class RunDirError(TransportError):
-    code = "run_dir"
+    """`code` is run_dir, or no_instance where no server runs at all."""
+
+    def __init__(self, message: str, code: str = "run_dir") -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class ClientError(TransportError):

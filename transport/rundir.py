@@ -168,14 +168,14 @@ def find_instance(port: int | None = None, run_dir: str | Path | None = None) ->
         return _explicit_instance(Path(run_dir).absolute(), port)
     base = base_dir()
     if not base.exists():
-        raise RunDirError(_none_text(port))
+        raise RunDirError(_none_text(port), code="no_instance")
     check_private(base)
     live = [path for path in sorted(base.glob("[!.]*-*")) if _keep_live(path)]
     if port is not None:
         live = [path for path in live if path.name.startswith(f"{port}-")]
     match live:
         case []:
-            raise RunDirError(_none_text(port))
+            raise RunDirError(_none_text(port), code="no_instance")
         case [only]:
             return _started(only)
         case _:

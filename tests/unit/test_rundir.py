@@ -103,8 +103,9 @@ def test_a_port_is_not_a_prefix_of_another(made: list[RunDir]) -> None:
 
 
 def test_no_instance_is_an_error_that_says_what_to_do() -> None:
-    with pytest.raises(RunDirError, match="epicycle serve"):
+    with pytest.raises(RunDirError, match="epicycle serve") as none:
         find_instance()
+    assert "no_instance" == none.value.code
 
 
 def test_a_dead_directory_is_removed_and_not_found(made: list[RunDir]) -> None:
