@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from epicycle.engine.kernels.ladder import GemmConfig, Product
+from epicycle.engine.kernels.ladder import STEPS, GemmConfig, Product, step_for
 from epicycle.engine.kernels.silu_triton import silu_mul
 from epicycle.engine.kernels.triton_common import TL_DTYPES, multiprocessors, silu_mul_rounded
 
@@ -186,7 +186,7 @@ def tile_kernel(
                 for step in range(first * chunk_steps, tl.minimum((first + 1) * chunk_steps, steps)):
                     x = x_desc.load([m, step * BLOCK_K])
                     acc = tl.dot(x, w_desc.load([n, step * BLOCK_K]).T, acc, input_precision="ieee")
-                # 0 + acc is acc for every value but -0, which no later sum or rounding can tell from +0 here.
+                # 0 + acc is acc: a sum that starts at +0 never becomes -0.
                 total += acc
             y_desc.store([m, n], total.to(DTYPE))
 
@@ -318,10 +318,18 @@ def stored_as(kind: Product, config: GemmConfig) -> str:
 
 def _run_library(kind: Product, x: Tensor, weight: Tensor) -> Tensor:
     assert kind.chunks == 1, kind
-    y = torch.nn.functional.linear(x, weight)
+    blocks = [_library_rows(block, weight) for block in x.split(STEPS[-1])]
+    y = torch.cat(blocks) if len(blocks) > 1 else blocks[0]
     if kind.epilogue == "pair":
         return silu_mul(y[:, : kind.outputs], y[:, kind.outputs :])
     return y.float() if kind.epilogue == "float" else y
+
+
+def _library_rows(x: Tensor, weight: Tensor) -> Tensor:
+    """The library's order may follow from the number of rows, so it only ever sees numbers that were checked."""
+    short = step_for(len(x)) - len(x)
+    padded = torch.nn.functional.pad(x, (0, 0, 0, short)) if short else x
+    return torch.nn.functional.linear(padded, weight)[: len(x)]
 
 
 def added_parts(y: Tensor, dtype: torch.dtype) -> Tensor:

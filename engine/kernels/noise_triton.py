@@ -55,7 +55,7 @@ def draw(
     table: Tensor, seeds: Tensor, positions: Tensor, width: int, dtype: torch.dtype, out: Tensor | None = None
 ) -> Tensor:
     """[N, width] of `dtype` for rows with seeds and positions [N] int64; `table` is `noise.quantile_table`'s."""
-    rows = seeds.shape[0]
+    rows, seeds, positions = seeds.shape[0], seeds.contiguous(), positions.contiguous()
     out = torch.empty(rows, width, dtype=dtype, device=seeds.device) if out is None else out
     noise_kernel[(rows, triton.cdiv(width, BLOCK))](
         table, seeds, positions, out, out.stride(0), width,
