@@ -27,7 +27,9 @@ def run_engine(engine: Engine, load: Load, *, measures_decode: bool = True) -> R
     """One run of a workload, then its decode window where it has one."""
     offline = Offline(engine)
     result = RunResult(records=drive(offline, load))
-    result.counters = {name: float(value) for name, value in asdict(offline.pump.counters).items()}
+    result.counters = {
+        name: float(value) for name, value in asdict(offline.pump.counters).items() if isinstance(value, int)
+    }
     if measures_decode and load.workload.kind != "sessions" and load.workload.output > 1:
         result.decode_streams = streams_that_fit(engine, load)
         result.decode_tokens_per_s = decode_window(Offline(engine), load, result.decode_streams)

@@ -101,7 +101,7 @@ def derived(counters: Mapping[str, float]) -> dict[str, float]:
     ticks = counters.get("ticks", 0)
     if not ticks:
         return {}
-    ratios = {"rows_per_tick": counters.get("rows_in_ticks", 0.0) / ticks}
+    ratios = {"mean_rows": counters.get("rows_in_ticks", 0.0) / ticks}
     if "graph_ticks" in counters:
         ratios["graph_hit_rate"] = counters["graph_ticks"] / ticks
     return ratios

@@ -59,13 +59,11 @@ def test_a_run_in_numbers() -> None:
         found[name] for name in ("wall_s", "output_tokens", "prompt_tokens", "tokens_per_s", "mean_loops")
     )
     assert {"stream", "arrival"} == set(found["latency"])  # type: ignore[call-overload]
-    assert {"ticks": 4.0, "rows_in_ticks": 10.0, "rows_per_tick": 2.5} == found["counters"]
+    assert {"ticks": 4.0, "rows_in_ticks": 10.0, "mean_rows": 2.5} == found["counters"]
 
 
 def test_a_graph_hit_rate_appears_with_its_counter() -> None:
-    assert {"rows_per_tick": 3.0, "graph_hit_rate": 0.75} == derived(
-        {"ticks": 4, "rows_in_ticks": 12, "graph_ticks": 3}
-    )
+    assert {"mean_rows": 3.0, "graph_hit_rate": 0.75} == derived({"ticks": 4, "rows_in_ticks": 12, "graph_ticks": 3})
     assert {} == derived({})
 
 
