@@ -13,8 +13,10 @@ from collections.abc import Callable
 
 import torch
 
+from epicycle.engine.device_tick import DeviceTick
 from epicycle.engine.errors import EngineError, OptionError
 from epicycle.engine.exits import registry as exits
+from epicycle.engine.graph_runner import PlainRunner, RunCounters, Runner
 from epicycle.engine.kernels.ops import Ops
 from epicycle.engine.kernels.plain import PlainOps
 from epicycle.engine.kernels.tiled import TiledOps, Tiling
@@ -31,7 +33,9 @@ from epicycle.engine.pump import Pump
 from epicycle.engine.sampling import MAX_ALTERNATIVES
 from epicycle.engine.selfcheck import ATTENTION_TOKENS, check_attention, choose_ops
 from epicycle.engine.slots import MAX_LOGIT_BIAS, MAX_STOP_IDS, SlotTable, slot_bytes
-from epicycle.engine.tick import EagerTick
+from epicycle.engine.tick import EagerTick, Tick
+from epicycle.engine.tick_backend import PlainBackend, TickBackend
+from epicycle.engine.tick_inputs import Ladder
 from epicycle.kvstore.geometry import KvGeometry
 from epicycle.kvstore.layouts import KvLayout, build_layout
 from epicycle.kvstore.plan import PoolPlan, PoolRequest, plan_pool
@@ -68,6 +72,9 @@ class Engine:
         self._rule_entry = exits.RULES[self.rule_name]
         self._rule = exits.load(self.rule_name, _rule_setup(options, files, self.spec, self.device))
         self._row_tile = row_tile
+        kind = options.tick if options.tick != "auto" else "eager" if self.device.type == "cpu" else "device"
+        self._has_device_tick = kind == "device"
+        self._device_tick: tuple[SlotTable, DeviceTick] | None = None
 
     @classmethod
     def load(cls, options: EngineOptions, on_progress: Progress = lambda _: None) -> Engine:
@@ -93,9 +100,47 @@ class Engine:
         pool = KvPool(layout, plan.total_pages, dtype, device)
         return cls(options, files, model, pool, plan, row_tile)
 
+    @property
+    def run_counters(self) -> RunCounters | None:
+        """How device ticks were run so far; None before the first pump and where ticks are eager."""
+        return self._device_tick[1].counters if self._device_tick is not None else None
+
     def new_pump(self, epoch: int, clock: Callable[[], float] = time.monotonic) -> Pump:
         """A pump with empty slots. Pumps share the pool: use one at a time."""
-        slots = SlotTable(
+        slots, tick = self._new_tick()
+        return Pump(
+            tick,
+            slots,
+            self.pool,
+            epoch=epoch,
+            slot_count=self.plan.slots,
+            loops=self.spec.loops,
+            chunk_tokens=self.chunk_tokens,
+            fixed_depth=self._is_fixed_depth,
+            run_ahead_ticks=self.options.run_ahead_ticks,
+            poison=self.options.poison,
+            clock=clock,
+        )
+
+    def _new_tick(self) -> tuple[SlotTable, Tick]:
+        """Slots with nobody in them and a tick over them. On a GPU both are made once: graphs hold their addresses."""
+        if not self._has_device_tick:
+            slots = self._new_slots()
+            return slots, EagerTick(self.model, self.pool, slots, self._rule, self._rule_entry, self._row_tile)
+        if self._device_tick is None:
+            slots = self._new_slots()
+            backend = PlainBackend(self.pool, slots.page_table)
+            self._device_tick = slots, self._new_device_tick(slots, backend, PlainRunner())
+        slots, tick = self._device_tick
+        tick.new_epoch()
+        return slots, tick
+
+    def _new_device_tick(self, slots: SlotTable, backend: TickBackend, runner: Runner) -> DeviceTick:
+        ladder = Ladder.of(self.plan.slots, self.chunk_tokens)
+        return DeviceTick(self.model, slots, self._rule, self._rule_entry, backend, ladder, runner)
+
+    def _new_slots(self) -> SlotTable:
+        return SlotTable(
             self.plan.slots,
             self.spec,
             self._rule_entry,
@@ -105,17 +150,11 @@ class Engine:
             dtype=self.pool.k.dtype,
             device=self.device,
         )
-        return Pump(
-            EagerTick(self.model, self.pool, slots, self._rule, self._rule_entry, self._row_tile),
-            slots,
-            self.pool,
-            epoch=epoch,
-            slot_count=self.plan.slots,
-            loops=self.spec.loops,
-            chunk_tokens=self.chunk_tokens,
-            poison=self.options.poison,
-            clock=clock,
-        )
+
+    def _is_fixed_depth(self, exit_threshold: float) -> bool:
+        """Whether every token of a request with this threshold takes all its loops."""
+        entry = self._rule_entry
+        return not entry.needs_trace and (not entry.adaptive or exit_threshold >= 1.0)
 
     def canary(self) -> None:
         """Decode tokens end to end on a pump of its own; raises EngineError where that fails."""
@@ -171,7 +210,7 @@ class Engine:
             dtype=str(self.pool.k.dtype).removeprefix("torch."),
             device=str(self.device),
             prompt_chunk_tokens=self.chunk_tokens,
-            run_ahead_ticks=1,
+            run_ahead_ticks=self.options.run_ahead_ticks if self._has_device_tick else 1,
             fingerprint=weights_fingerprint(self.files, weights=source, seed=self.options.random_seed),
             versions=[f"torch {torch.__version__}", f"python {platform.python_version()}"],
             plan_line=self.plan.line(),

@@ -68,3 +68,10 @@ class SelfCheckError(EngineError):
 
     def __init__(self, code: Literal["not_invariant"], message: str) -> None:
         super().__init__(code, message)
+
+
+class TickError(EngineError):
+    """The device failed or is stuck in a tick. Nothing on it can be trusted after that: the process must end."""
+
+    def __init__(self, code: Literal["device_failed", "lost_tick"], message: str) -> None:
+        super().__init__(code, message)

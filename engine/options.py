@@ -15,6 +15,8 @@ from epicycle.engine.errors import OptionError
 Weights = Literal["auto", "random"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Numerics = Literal["invariant", "fast"]
+TickKind = Literal["auto", "eager", "device"]
+Graphs = Literal["on", "off"]
 StartState = Literal["noise", "zero"]
 
 
@@ -55,6 +57,11 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Threads of CPU operators. A fixed count: another one may give other bits."""
     run_ahead_ticks: int = 2
     """Ticks launched before the oldest is collected; the eager tick of a CPU is complete when it returns."""
+    tick: TickKind = "auto"
+    """device: the device decides what its rows do and the host reads it late; eager: the host looks after every loop.
+    auto: device on a GPU, eager on a CPU."""
+    graphs: Graphs = "on"
+    """on: a GPU's device ticks are replayed from graphs captured at start; off: they are launched step by step."""
     start_state: StartState = "noise"
     """Of models that start from a drawn state: noise keyed by position, or zeros."""
     noise_seed: int = 0

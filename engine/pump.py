@@ -1,35 +1,57 @@
 """The tick pump: plans in, ticks, messages out.
 
 Owns the resident requests, their leases and their ends: it applies plans, picks the rows of each tick, and turns what a
-tick did into tokens, reports and terminals. EOS, stop ids and limits are judged here. It must not know sockets, nor
-the tensors behind a tick: a faster tick replaces `EagerTick` and the host accounts stay.
+tick did into tokens, reports and terminals. Ticks may be launched before earlier ones are complete; what they did is
+harvested in order once they are. Rows that ended meanwhile are inert on the device, and their slots are reported free
+only when the last tick that may touch them is complete. It must not know sockets, nor the tensors behind a tick.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
+from epicycle.engine.errors import TickError
 from epicycle.engine.outbox import Outbox, StepOutput
 from epicycle.engine.pool import KvPool
-from epicycle.engine.route import PromptQueue, Resident, TickWork
+from epicycle.engine.route import Chunk, PromptQueue, Resident, TickWork
 from epicycle.engine.slots import SlotTable, sampling_params
-from epicycle.engine.tick import EagerTick, PromptScores, Samples, TickResult
+from epicycle.engine.tick import PromptScores, Samples, Tick, Ticket, TickResult
+from epicycle.engine.upload import upload
 from epicycle.transport.wire.columns import F32, I32, pack, unpack_list
 from epicycle.transport.wire.output import Fin, PromptLogprobs
 from epicycle.transport.wire.plan import Evict, Grow, Join, Plan
 
+WAIT_STEP_S = 2e-5  # between two looks at a tick that isn't complete
+WAIT_S = 0.25  # the longest wait of one call of `tick`
+LOST_TICK_S = 120.0  # a tick that isn't complete after so long never will be
 POOL_WARNING = "the KV pool ran dry: output ends early; serve with more KV memory or fewer slots"
 
 
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """A tick on its way, with the chunks whose last loop it runs. Chunks change when launched, so depths are kept."""
+
+    ticket: Ticket
+    work: TickWork
+    finished: list[Chunk]
+    prompt_depths: set[int]
+
+
 class Pump:
-    """One engine's pump for one epoch. Called from one thread; never waits. `clock` dates the times in Fin only."""
+    """One engine's pump for one epoch. Called from one thread. `clock` dates the times in Fin only.
+
+    At most `run_ahead_ticks` ticks are on their way. `fixed_depth` answers whether tokens of a request with this exit
+    threshold always take their maximum of loops.
+    """
 
     def __init__(
         self,
-        tick: EagerTick,
+        tick: Tick,
         slots: SlotTable,
         pool: KvPool,
         *,
@@ -37,19 +59,30 @@ class Pump:
         slot_count: int,
         loops: int,
         chunk_tokens: int,
+        fixed_depth: Callable[[float], bool],
+        run_ahead_ticks: int = 1,
         poison: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._tick = tick
         self._slots = slots
         self._pool = pool
         self._slot_count = slot_count
         self._loops = loops
+        self._fixed_depth = fixed_depth
+        self._run_ahead_ticks = run_ahead_ticks
         self._poison = poison
         self._clock = clock
+        self._sleep = sleep
+        self._flight: deque[_Launched] = deque()
+        self._launched = 0  # ticks so far
+        self._harvested = 0
+        self._waited_s = 0.0  # for the oldest tick on its way
+        self._leaving: deque[tuple[int, int, int]] = deque()  # (ticks to wait for, slot, gen)
         self._residents: dict[int, Resident] = {}
         self._last_gens: dict[int, int] = {}  # by slot
-        self._prompts = PromptQueue(chunk_tokens, pool.facts.serial_prompts)
+        self._prompts = PromptQueue(chunk_tokens, pool.facts.serial_prompts, tick.most_chunks)
         self._out = Outbox(epoch)
         self.counters = self._out.counters
 
@@ -75,36 +108,109 @@ class Pump:
         for resident in list(self._residents.values()):
             self._release(resident)
         self._last_gens.clear()
+        self._leaving.clear()
         self._out.clear()
         self._out.control_epoch = control_epoch
         self._out.plan_seq = 0
         self._out.is_report_due = True
 
     def has_work(self) -> bool:
-        """A row could run now, or something waits to be collected."""
-        return not self._out.is_empty or self._prompts.can_run() or bool(self._runnable())
+        """A row could run now, a tick is on its way, or something waits to be collected."""
+        return bool(self._flight) or not self._out.is_empty or self._prompts.can_run() or bool(self._runnable())
 
     def tick(self) -> None:
-        """Run one loop of every row that may run; a no-op where none can."""
-        work = TickWork(self._runnable(), self._prompts.take())
-        if not work.decode and not work.chunks:
+        """Launch a tick of every row that may run; a no-op where none can.
+
+        Waits, for at most `WAIT_S`, only where as many ticks are on their way as may be, or nothing can be launched
+        before one of them is complete. Raises TickError for a tick that the device never finishes.
+        """
+        self._harvest_complete()
+        if len(self._flight) >= self._run_ahead_ticks and not self._wait():
             return
-        self._count(work)
-        self._harvest(self._tick.launch(work))
+        work = self._next_work()
+        if work.decode or work.chunks:
+            self._launch(work)
+            self._harvest_complete()
+        elif self._flight:
+            self._wait()
 
     def collect(self) -> StepOutput:
-        """What has completed since the last call."""
+        """What has completed since the last call; never waits."""
+        self._harvest_complete()
         return self._out.take()
 
-    def _runnable(self) -> list[Resident]:
-        return [row for row in self._residents.values() if row.is_decoding and not row.is_starved]
+    def _wait(self) -> bool:
+        """Give the oldest tick time to become complete and harvest it; False where it isn't by then."""
+        ticket, until_s = self._flight[0].ticket, self._waited_s + WAIT_S
+        while not ticket.is_complete():
+            if self._waited_s >= LOST_TICK_S:
+                raise TickError("lost_tick", f"a tick is not complete {LOST_TICK_S} s after its launch")
+            if self._waited_s >= until_s:
+                return False
+            self._sleep(WAIT_STEP_S)
+            self._waited_s += WAIT_STEP_S
+        self._harvest_complete()
+        return True
 
-    def _count(self, work: TickWork) -> None:
-        counters = self.counters
-        counters.count_tick(len(work.decode) + work.prompt_rows)
-        counters.decode_row_loops += len(work.decode)
+    def _runnable(self) -> list[Resident]:
+        return [row for row in self._residents.values() if row.may_run]
+
+    def _next_work(self) -> TickWork:
+        decode, may_start, loops = self._runnable(), True, 1
+        if self._tick.takes_whole_tokens and self._has_one_depth(decode):
+            decode, may_start = self._keep_step(decode)
+            loops = self._loops if may_start and decode and decode[0].max_loops == self._loops else 1
+        budget_rows = self._prompts.chunk_tokens
+        if not decode:
+            budget_rows = max(budget_rows, self._tick.idle_chunk_tokens)
+        chunks = self._prompts.take(budget_rows, may_start=may_start)
+        return TickWork(decode, chunks, 1 if chunks else loops)
+
+    def _has_one_depth(self, decode: list[Resident]) -> bool:
+        return all(row.is_fixed_depth and row.max_loops == decode[0].max_loops for row in decode)
+
+    def _keep_step(self, decode: list[Resident]) -> tuple[list[Resident], bool]:
+        """Rows of one fixed depth start their tokens together: those ahead wait, and prompts start when tokens do.
+
+        Returns the rows that run now, and whether a token and a prompt may start.
+        """
+        if len({row.planned_loops for row in decode}) > 1:
+            decode = [row for row in decode if row.planned_loops]
+        is_boundary = all(row.planned_loops == 0 for row in decode)
+        return decode, is_boundary and not self._prompts.is_under_way
+
+    def _launch(self, work: TickWork) -> None:
+        """Launch, and bring up to date what the launch alone decides: prompts, and the plans of rows of fixed depth."""
+        ticket, depths = self._tick.launch(work), {chunk.depth for chunk in work.chunks}
+        for row in work.decode:
+            row.plan_loops(work.loops)
+        finished = self._prompts.advance(work.chunks, self._loops)
+        for chunk in finished:
+            if chunk.ends_prompt and chunk.resident.join.sampling.max_tokens > 0:
+                chunk.resident.start_decoding()
+        self._launched += 1
+        self._flight.append(_Launched(ticket, work, finished, depths))
+
+    def _harvest_complete(self) -> None:
+        while self._flight and self._flight[0].ticket.is_complete():
+            launched = self._flight.popleft()
+            self._harvested += 1
+            self._waited_s = 0.0
+            result = launched.ticket.result()
+            self._count(launched, result)
+            self._harvest(launched, result)
+            while self._leaving and self._leaving[0][0] <= self._harvested:
+                self._out.freed.append(self._leaving.popleft()[1:])
+
+    def _count(self, launched: _Launched, result: TickResult) -> None:
+        counters, work = self.counters, launched.work
+        rows = sum(1 for loops in result.ran if loops) * work.loops
+        depths = launched.prompt_depths | {loops - 1 for loops in result.ran if loops}
+        counters.ticks += work.loops
+        counters.decode_row_loops += rows
         counters.prompt_row_loops += work.prompt_rows
-        counters.mixed_depth_ticks += len(work.depths) > 1
+        counters.rows_in_ticks += rows + work.prompt_rows
+        counters.mixed_depth_ticks += len(depths) > 1
 
     def _join(self, join: Join) -> None:
         is_stale = join.gen <= self._last_gens.get(join.slot, -1)
@@ -124,6 +230,8 @@ class Pump:
             pages=pages,
             joined_s=self._clock(),
             written_tokens=cached,
+            max_loops=min(join.loops.max_loops or self._loops, self._loops),
+            is_fixed_depth=self._fixed_depth(join.loops.exit_threshold),
         )
         self._slots.join(join, prompt, resident.params)
         self._slots.append_pages(join.slot, 0, pages)
@@ -142,6 +250,7 @@ class Pump:
         resident.pages.extend(pages)
         assert grow.limit_tokens <= len(resident.pages) * self._pool.page_tokens, "a lease needs its pages"
         resident.limit_tokens = grow.limit_tokens
+        self._slots.limit_tokens[grow.slot] = grow.limit_tokens
         resident.is_final = grow.is_final
         self._end_if_dry(resident)
 
@@ -159,22 +268,26 @@ class Pump:
 
     # Results
 
-    def _harvest(self, result: TickResult) -> None:
+    def _harvest(self, launched: _Launched, result: TickResult) -> None:
         """Bring the host's accounts up to date, then pass on what was scored and sampled."""
-        for resident, leaves in zip(result.work.decode, result.leaves, strict=True):
-            resident.loops_done += 1
+        for resident, ran, leaves in zip(launched.work.decode, result.ran, result.leaves, strict=True):
+            if not ran or not self._is_resident(resident):
+                continue
+            resident.loops_done = 0 if leaves else ran
             if leaves:
-                self.counters.loops_saved += self._loops - resident.loops_done
-                resident.loops_done = 0
+                self.counters.loops_saved += self._loops - ran
                 resident.written_tokens += 1
-        finished = self._prompts.advance(result.work.chunks, self._loops)
         for score in result.scores:
-            self._pass_scores(score)
+            if self._is_resident(score.resident):
+                self._pass_scores(score)
         if result.samples is not None:
             self._pass_samples(result.samples)
-        for chunk in finished:
-            if chunk.resident.slot in self._residents:
+        for chunk in launched.finished:
+            if self._is_resident(chunk.resident):
                 self._after_chunk(chunk.resident, chunk.ends_prompt)
+
+    def _is_resident(self, resident: Resident) -> bool:
+        return self._residents.get(resident.slot) is resident
 
     def _after_chunk(self, resident: Resident, ends_prompt: bool) -> None:
         self._moved(resident)
@@ -201,8 +314,8 @@ class Pump:
 
     def _pass_samples(self, samples: Samples) -> None:
         for place, resident in enumerate(samples.residents):
-            if self._residents.get(resident.slot) is not resident:
-                continue  # its prompt scores have failed it
+            if not self._is_resident(resident):
+                continue  # evicted meanwhile, or its prompt scores have failed it
             if not samples.is_finite[place]:
                 self._fail(resident, f"output {resident.outputs}", samples.depths[place])
                 continue
@@ -223,7 +336,6 @@ class Pump:
             columns.top_logprobs.extend(samples.top_logprobs[place][:k])
         if not resident.outputs:
             resident.first_token_s = self._clock()
-            resident.is_decoding = True
         resident.outputs += 1
         self.counters.generated_tokens += 1
         self._moved(resident)
@@ -270,7 +382,10 @@ class Pump:
         )
         self._out.ends.setdefault(resident.join.gateway, []).append(fin)
         self._release(resident)
-        self._out.freed.append((resident.slot, resident.join.gen))
+        if self._harvested == self._launched:
+            self._out.freed.append((resident.slot, resident.join.gen))
+        else:
+            self._leaving.append((self._launched, resident.slot, resident.join.gen))
 
     def _release(self, resident: Resident) -> None:
         self._prompts.drop(resident.slot)
@@ -286,4 +401,4 @@ class Pump:
     def _spoil(self, pages: list[int]) -> None:
         """Poison pages that change hands, where that was asked for."""
         if self._poison and pages:
-            self._pool.poison(torch.tensor(pages, device=self._pool.device))
+            self._pool.poison(upload(pages, torch.int64, self._pool.device))

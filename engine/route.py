@@ -31,10 +31,45 @@ class Resident:
     outputs: int = 0
     is_final: bool = False  # the pool has no more pages for it
     first_token_s: float = 0.0
+    max_loops: int
+    is_fixed_depth: bool  # every token takes `max_loops`: nothing that a tick finds out can change it
+    # The same three for rows of fixed depth once every launched tick has run; others are known only when harvested.
+    planned_loops: int = 0
+    planned_written: int = 0
+    planned_outputs: int = 0
 
     @property
     def slot(self) -> int:
         return self.join.slot
+
+    @property
+    def may_run(self) -> bool:
+        """A decode row that the next tick should take, as far as the host can tell."""
+        if not self.is_decoding or self.is_starved:
+            return False
+        if not self.is_fixed_depth:
+            return True
+        is_covered = self.planned_loops > 0 or self.planned_written < self.limit_tokens
+        return is_covered and self.planned_outputs < self.join.sampling.max_tokens
+
+    @property
+    def may_leave(self) -> bool:
+        """Its token may take its last loop in the next tick."""
+        return not self.is_fixed_depth or self.planned_loops + 1 >= self.max_loops
+
+    def start_decoding(self) -> None:
+        """The tick just launched samples its first token; from the next one on it is a decode row."""
+        self.is_decoding = True
+        self.planned_written = self.prompt_tokens
+        self.planned_outputs = 1
+
+    def plan_loops(self, loops: int) -> None:
+        """A tick that runs `loops` of its loops has been launched."""
+        self.planned_loops += loops
+        if self.planned_loops >= self.max_loops:
+            self.planned_loops = 0
+            self.planned_written += 1
+            self.planned_outputs += 1
 
     @property
     def is_starved(self) -> bool:
@@ -62,18 +97,18 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class TickWork:
-    """The rows of one tick: decode rows in this order, then the chunks' rows in theirs."""
+    """The rows of one tick: decode rows in this order, then the chunks' rows in theirs.
+
+    `loops` more than 1: decode rows alone, all at the start of a token that takes exactly so many loops.
+    """
 
     decode: list[Resident]
     chunks: list[Chunk]
+    loops: int = 1
 
     @property
     def prompt_rows(self) -> int:
         return sum(chunk.count for chunk in self.chunks)
-
-    @property
-    def depths(self) -> set[int]:
-        return {row.loops_done for row in self.decode} | {chunk.depth for chunk in self.chunks}
 
 
 class PromptQueue:
@@ -82,9 +117,10 @@ class PromptQueue:
     `is_serial`: the layout overwrites planes, so a chunk is one row and the next waits for its last loop.
     """
 
-    def __init__(self, chunk_tokens: int, is_serial: bool) -> None:
+    def __init__(self, chunk_tokens: int, is_serial: bool, most_chunks: int) -> None:
         self.chunk_tokens = chunk_tokens
         self._is_serial = is_serial
+        self._most_chunks = most_chunks
         self._waiting: dict[int, Resident] = {}  # by slot, in order of arrival
         self._in_flight: dict[int, Chunk] = {}
 
@@ -95,14 +131,22 @@ class PromptQueue:
         self._waiting.pop(slot, None)
         self._in_flight.pop(slot, None)
 
+    @property
+    def is_under_way(self) -> bool:
+        """A chunk has run some of its loops."""
+        return any(chunk.depth for chunk in self._in_flight.values())
+
     def can_run(self) -> bool:
         return bool(self._in_flight) or any(not resident.is_starved for resident in self._waiting.values())
 
-    def take(self) -> list[Chunk]:
-        """The chunks of the next tick. Requests join in order of arrival while the budget has room."""
-        room = self.chunk_tokens - sum(chunk.count for chunk in self._in_flight.values())
+    def take(self, budget_rows: int, *, may_start: bool = True) -> list[Chunk]:
+        """The chunks of the next tick. Requests join in order of arrival while the budget has room.
+
+        Without `may_start` only those in flight go on.
+        """
+        room = budget_rows - sum(chunk.count for chunk in self._in_flight.values()) if may_start else 0
         for slot, resident in self._waiting.items():
-            if room <= 0:
+            if room <= 0 or len(self._in_flight) == self._most_chunks:
                 break
             if slot in self._in_flight or resident.is_starved:
                 continue

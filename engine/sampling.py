@@ -14,6 +14,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from epicycle.engine.upload import upload
+
 MAX_ALTERNATIVES: Final = 20
 
 # Columns of the two packed tables, so that gathering a batch is two reads.
@@ -120,23 +122,25 @@ class SlotSampling:
         self, slot: int, params: SamplingParams, prompt_ids: Sequence[int] = (), output_ids: Sequence[int] = ()
     ) -> None:
         """Take a slot for a choice that has `output_ids` already. Between ticks only: it copies from the host."""
-        self.reals[slot] = torch.tensor(_real_columns(params), dtype=torch.float32)
-        self.integers[slot] = torch.tensor(_integer_columns(params), dtype=torch.int64)
+        self.reals[slot] = self._uploaded(_real_columns(params), torch.float32)
+        self.integers[slot] = self._uploaded(_integer_columns(params), torch.int64)
         self.bias_ids[slot] = self._padded_ids(list(params.logit_bias), self.bias_ids.shape[1])
         values = list(params.logit_bias.values())
-        self.bias_values[slot] = torch.tensor(values + [0.0] * (self.bias_ids.shape[1] - len(values)))
+        padding = [0.0] * (self.bias_ids.shape[1] - len(values))
+        self.bias_values[slot] = self._uploaded(values + padding, torch.float32)
         self.stop_ids[slot] = self._padded_ids(list(params.stop_ids), self.stop_ids.shape[1])
         if params.penalises:
             self._write_history(slot, prompt_ids, output_ids)
 
     def _padded_ids(self, ids: list[int], width: int) -> Tensor:
         assert len(ids) <= width, f"{len(ids)} ids for {width} places"
-        return torch.tensor(ids + [self.vocab_size] * (width - len(ids)), dtype=torch.int64)
+        return self._uploaded(ids + [self.vocab_size] * (width - len(ids)), torch.int64)
+
+    def _uploaded(self, values: Sequence[int] | Sequence[float], dtype: torch.dtype) -> Tensor:
+        return upload(values, dtype, self.reals.device)
 
     def _write_history(self, slot: int, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> None:
-        device = self.prompt_seen.device
-        prompt = torch.tensor(prompt_ids, dtype=torch.int64, device=device)
-        output = torch.tensor(output_ids, dtype=torch.int64, device=device)
+        prompt, output = self._uploaded(prompt_ids, torch.int64), self._uploaded(output_ids, torch.int64)
         self.prompt_seen[slot].zero_().index_fill_(0, prompt, True)
         self.output_counts[slot].zero_().index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
 

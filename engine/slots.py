@@ -1,8 +1,9 @@
 """What stays on the device for every resident request, as tensors with one row per slot.
 
 Owns the columns a tick reads and writes: prompt, next token, position, loops done, exit state, latent state, page
-table, bounds, counts, and the sampler's columns. Written by the pump between ticks (join, grow) and by the tick. It
-must not know who owns a slot, or when it is given away.
+table, bounds, counts, and the sampler's columns. Written by the pump between ticks (join, grow) and by the tick, in
+stream order and without a wait. One more row, `sink`, belongs to nobody: rows that pad a tick point to it, and what a
+tick would write for a row that doesn't run goes there. It must not know who owns a slot, or when it is given away.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from torch import Tensor
 from epicycle.engine.exits.registry import RuleEntry
 from epicycle.engine.models.spec import ModelSpec
 from epicycle.engine.sampling import SamplingParams, SlotSampling
+from epicycle.engine.upload import upload
 from epicycle.kvstore.reserve import pages_for
 from epicycle.transport.wire.columns import I32, U16, unpack_list
 from epicycle.transport.wire.plan import Join
@@ -23,7 +25,7 @@ MAX_LOGIT_BIAS = 512
 
 
 class SlotTable:
-    """Columns of `slots` slots on one device; [slots] int64 unless noted."""
+    """Columns of `slots` slots and the sink on one device; [slots + 1] int64 unless noted."""
 
     def __init__(
         self,
@@ -39,6 +41,8 @@ class SlotTable:
     ) -> None:
         self.device = device
         self.loops = spec.loops
+        self.sink = slots
+        slots += 1
         self.prompt = torch.zeros(slots, context_tokens, dtype=torch.int64, device=device)
         self.page_table = torch.full(
             (slots, pages_for(context_tokens, page_tokens)), zero_page, dtype=torch.int32, device=device
@@ -50,6 +54,10 @@ class SlotTable:
         self.min_loops = self._column(slots)
         self.max_loops = self._column(slots)
         self.max_tokens = self._column(slots)
+        self.limit_tokens = self._column(slots)  # positions that the lease covers
+        self.is_decoding = torch.zeros(slots, dtype=torch.bool, device=device)
+        self.ran = self._column(slots)  # loops of `token` after the last tick; 0 where that tick didn't run the row
+        self.left = torch.zeros(slots, dtype=torch.bool, device=device)  # `token` took its last loop in that tick
         self.pending = self._column(slots)
         self.noise_seed = self._column(slots)
         self.survival = torch.ones(slots, dtype=torch.float32, device=device)
@@ -66,16 +74,18 @@ class SlotTable:
         return torch.zeros(slots, dtype=torch.int64, device=self.device)
 
     def join(self, join: Join, prompt: list[int], params: SamplingParams) -> None:
-        """Fill a slot's columns for a new request; its first decode row comes after `start_decode`."""
+        """Fill a slot's columns for a new request; the tick that samples its first token makes it a decode row."""
         slot, loops = join.slot, join.loops
         most = min(loops.max_loops or self.loops, self.loops)
-        self.prompt[slot, : len(prompt)] = torch.tensor(prompt, dtype=torch.int64)
+        self.is_decoding[slot] = False
+        self.prompt[slot, : len(prompt)] = upload(prompt, torch.int64, self.device)
         self.position[slot] = 0
         self.loops_done[slot] = 0
         self.outputs[slot] = 0
         self.min_loops[slot] = min(loops.min_loops, most)
         self.max_loops[slot] = most
         self.max_tokens[slot] = join.sampling.max_tokens
+        self.limit_tokens[slot] = join.limit_tokens
         self.pending[slot] = 0
         self.noise_seed[slot] = join.noise_seed
         self.survival[slot] = 1.0
@@ -83,12 +93,12 @@ class SlotTable:
         if self.trace is not None:
             listed = unpack_list(U16, loops.exit_trace)[: self.trace.shape[1]]
             self.trace[slot] = self.loops
-            self.trace[slot, : len(listed)] = torch.tensor(listed, dtype=torch.int64)
+            self.trace[slot, : len(listed)] = upload(listed, torch.int64, self.device)
         self.sampling.write(slot, params, prompt)
 
     def append_pages(self, slot: int, held: int, pages: list[int]) -> None:
         """Put `pages` behind the `held` ones that the slot's table has."""
-        self.page_table[slot, held : held + len(pages)] = torch.tensor(pages, dtype=torch.int32)
+        self.page_table[slot, held : held + len(pages)] = upload(pages, torch.int32, self.device)
 
     def pages_at(self, slots: Tensor, positions: Tensor, page_tokens: int) -> Tensor:
         """[N] the pages that hold `positions` [N] of `slots` [N]."""

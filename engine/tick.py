@@ -9,6 +9,7 @@ It must not know leases, streams or messages.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -56,16 +57,60 @@ class PromptScores:
 
 @dataclass(frozen=True, slots=True)
 class TickResult:
-    """What a tick did. `leaves` has one flag for each decode row: it left after this loop."""
+    """What a tick did. For each decode row of its work: the loops its token has had (0: the row didn't run), and
+    whether the last of them was in this tick."""
 
-    work: TickWork
+    ran: list[int]
     leaves: list[bool]
     samples: Samples | None = None
     scores: list[PromptScores] = field(default_factory=list)
 
 
+class Ticket(Protocol):
+    """A tick that has been launched."""
+
+    def is_complete(self) -> bool:
+        """The device has done all of it; never waits."""
+        ...
+
+    def result(self) -> TickResult:
+        """What came of it; only once it is complete."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The ticket of a tick that was complete when it returned."""
+
+    outcome: TickResult
+
+    def is_complete(self) -> bool:
+        return True
+
+    def result(self) -> TickResult:
+        return self.outcome
+
+
+class Tick(Protocol):
+    """Runs ticks over the slots' tensors. Ticks run in the order of their launches."""
+
+    most_chunks: int  # that one tick takes
+    takes_whole_tokens: bool  # `TickWork.loops` may be more than 1
+    idle_chunk_tokens: int  # prompt rows that a tick without decode rows may hold; 0: no more than any other
+
+    def launch(self, work: TickWork) -> Ticket: ...
+
+    def drop(self, slot: int) -> None:
+        """The slot's request has gone: ticks launched from now on don't run it."""
+        ...
+
+
 class EagerTick:
     """Runs ticks on the device of its tensors; `row_tile` is the multiple of rows that the model's operations like."""
+
+    most_chunks = 1 << 30
+    takes_whole_tokens = False
+    idle_chunk_tokens = 0
 
     def __init__(
         self, model: LoopedModel, pool: KvPool, slots: SlotTable, rule: ExitRule, needs: RuleEntry, row_tile: int
@@ -84,7 +129,7 @@ class EagerTick:
         self._prompt_states.pop(slot, None)
 
     @torch.inference_mode()
-    def launch(self, work: TickWork) -> TickResult:
+    def launch(self, work: TickWork) -> Done:
         """Run one loop for every row of `work`, and whatever follows for those that are done."""
         layout = self._layout(work)
         before = self._states(work, layout)
@@ -92,7 +137,7 @@ class EagerTick:
         leaves = self._exit(work, layout, before, after, gate) if work.decode else []
         finished = self._keep_prompts(work, after)
         samples, scores = self._read_out(work, layout, after, leaves, finished)
-        return TickResult(work, leaves, samples, scores)
+        return Done(TickResult([row.loops_done + 1 for row in work.decode], leaves, samples, scores))
 
     def _rows(self, layout: RowLayout) -> TickRows:
         return TickRows(self._pool, self._slots.page_table, layout)

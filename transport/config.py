@@ -68,6 +68,8 @@ class EngineConfig(Section, frozen=True):
     numerics: Annotated[str, doc("invariant: bits never depend on the batch; fast: library defaults")] = "invariant"
     cpu_threads: Annotated[int, doc("torch threads on a CPU; fixed, since bits may depend on it")] = 1
     run_ahead_ticks: Annotated[int, doc("ticks launched before the oldest is harvested")] = 2
+    tick: Annotated[str, doc("device: the device decides, read late; eager: the host does; auto: by device")] = "auto"
+    graphs: Annotated[str, doc("on: replay a GPU's ticks from captured graphs; off: launch them step by step")] = "on"
     start_state: Annotated[str, doc("Huginn's initial state: noise (position-keyed) or zero")] = "noise"
     noise_seed: Annotated[int, doc("key of Huginn's start-state noise; part of the prefix key")] = 0
     lookahead_seed: Annotated[int, doc("seed of the random_lookahead score")] = 0
@@ -163,6 +165,8 @@ RULES: tuple[Rule, ...] = (
     _one_of("engine.dtype", ("auto", "float32", "bfloat16", "float16")),
     _one_of("engine.numerics", ("invariant", "fast")),
     _one_of("engine.start_state", ("noise", "zero")),
+    _one_of("engine.tick", ("auto", "eager", "device")),
+    _one_of("engine.graphs", ("on", "off")),
     _between("engine.slots", 1, 4096),
     _between("engine.context_tokens", 0, 1 << 24),
     _between("engine.page_tokens", 1, 1024),

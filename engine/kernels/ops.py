@@ -28,8 +28,11 @@ class Ops(Protocol):
         """The exit gate: x [N, K], weight [1, K], bias [1] -> [N] float32, after one rounding to model dtype."""
         ...
 
-    def logits(self, x: Tensor, weight: Tensor) -> Tensor:
-        """The LM head: x [M, K], weight [V, K] -> [M, V] float32, after one rounding to model dtype."""
+    def logits(self, x: Tensor, weight: Tensor, count: Tensor | None = None) -> Tensor:
+        """The LM head: x [M, K], weight [V, K] -> [M, V] float32, after one rounding to model dtype.
+
+        Rows from `count` [1] int32 on, a number on the device, are wanted by nobody and may hold anything.
+        """
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

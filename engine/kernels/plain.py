@@ -22,7 +22,7 @@ class PlainOps:
     def gate_logit(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return F.linear(x, weight, bias).squeeze(-1).float()
 
-    def logits(self, x: Tensor, weight: Tensor) -> Tensor:
+    def logits(self, x: Tensor, weight: Tensor, count: Tensor | None = None) -> Tensor:
         return F.linear(x, weight).float()
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -73,7 +73,7 @@ class TiledOps:
         wide = self._fill(x).float() * weight.float()
         return (wide.sum(-1)[:rows] + bias.float()).to(x.dtype).float()
 
-    def logits(self, x: Tensor, weight: Tensor) -> Tensor:
+    def logits(self, x: Tensor, weight: Tensor, count: Tensor | None = None) -> Tensor:
         return self.linear(x, weight).float()
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

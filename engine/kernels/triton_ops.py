@@ -40,9 +40,9 @@ class TritonOps:
     def gate_logit(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return gate_logit(x, weight, bias)
 
-    def logits(self, x: Tensor, weight: Tensor) -> Tensor:
+    def logits(self, x: Tensor, weight: Tensor, count: Tensor | None = None) -> Tensor:
         kind = kind_of(weight, "float")
-        return run_product(kind, x, weight, self._config(kind, len(x)))
+        return run_product(kind, x, weight, self._config(kind, len(x)), count=count)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return norm(x, weight, eps)

@@ -65,6 +65,9 @@ class LoopedModel(Protocol):
         """State after a row's last loop -> LM-head input [N, hidden_size]; fills the KV of coda layers."""
         ...
 
-    def head(self, x: Tensor) -> Tensor:
-        """LM-head input [M, hidden_size] -> logits [M, vocab_size] float32."""
+    def head(self, x: Tensor, count: Tensor | None = None) -> Tensor:
+        """LM-head input [M, hidden_size] -> logits [M, vocab_size] float32.
+
+        `count` [1] int32 on the device: rows from there on are wanted by nobody and may hold anything.
+        """
         ...

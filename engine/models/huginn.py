@@ -82,8 +82,8 @@ class HuginnModel:
         x = self._run(first, spec.coda_layers, x, rows.attend_once, self._turn(rows))
         return ops.rms_norm(x, self._norm, spec.norm_eps)
 
-    def head(self, x: Tensor) -> Tensor:
-        return self._ops.logits(x, self._embedding)
+    def head(self, x: Tensor, count: Tensor | None = None) -> Tensor:
+        return self._ops.logits(x, self._embedding, count)
 
     def _start(self, like: Tensor, rows: Rows) -> Tensor:
         if self._noise is None:

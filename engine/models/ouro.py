@@ -64,8 +64,8 @@ class OuroModel:
     def coda(self, state: Tensor, rows: Rows) -> Tensor:
         return state
 
-    def head(self, x: Tensor) -> Tensor:
-        return self._ops.logits(x, self._head)
+    def head(self, x: Tensor, count: Tensor | None = None) -> Tensor:
+        return self._ops.logits(x, self._head, count)
 
 
 def _take_layer(weights: dict[str, Tensor], prefix: str) -> _Layer:

@@ -1,0 +1,160 @@
+"""What the host tells the device about a tick: which slots decode, which prompt rows ride along, which chunks end.
+
+Owns the device buffers a tick reads them from (at fixed addresses, so that graphs can), the ladder of their sizes, and
+the places of prompt rows' states between ticks. Uploads are in stream order and nobody waits for them. It must not
+know what a row computes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from epicycle.engine.route import Chunk, TickWork
+
+MOST_CHUNKS = 32
+_CHUNK_COLUMNS = 5  # first prompt row, rows; last prompt row, its slot (the sink where no sample is due), its state row
+_PROMPT_COLUMNS = 5  # slot, position, depth, end, state row
+DECODE_RUNGS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 256)
+PROMPT_RUNGS = (128, 256, 512, 1024, 2048)
+
+_Column = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TickShape:
+    """Rows of a tick as the device sees them, padding included."""
+
+    decode_rows: int
+    prompt_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """The sizes that ticks are padded to, each tuple ascending."""
+
+    decode: tuple[int, ...]
+    prompt: tuple[int, ...]
+
+    @classmethod
+    def of(cls, slots: int, most_prompt_rows: int) -> Ladder:
+        """Rungs up to `slots` decode rows and `most_prompt_rows` prompt rows, which are the last rungs."""
+        decode = [rung for rung in DECODE_RUNGS if rung < slots]
+        decode.extend(range(DECODE_RUNGS[-1] + 128, slots, 128))
+        prompt = [rung for rung in PROMPT_RUNGS if rung < most_prompt_rows]
+        return cls((*decode, slots), (*prompt, most_prompt_rows))
+
+    def shape(self, decode_rows: int, prompt_rows: int) -> TickShape:
+        """The smallest shape that holds so many rows; no rows take none."""
+        return TickShape(_rung(self.decode, decode_rows), _rung(self.prompt, prompt_rows))
+
+
+def _rung(rungs: tuple[int, ...], rows: int) -> int:
+    return rungs[bisect_left(rungs, rows)] if rows else 0
+
+
+class TickInputs:
+    """Buffers on the device. `slot_sink` is the slot that padding points to; `state_sink` the state row."""
+
+    def __init__(self, ladder: Ladder, slot_sink: int, device: torch.device) -> None:
+        self.ladder = ladder
+        self.state_rows = ladder.prompt[-1]
+        self.state_sink = self.state_rows
+        self._slot_sink = slot_sink
+        self._device = device
+        self._chunk_numbers = _CHUNK_COLUMNS * MOST_CHUNKS
+        self._decode = torch.full((ladder.decode[-1],), slot_sink, dtype=torch.int64, device=device)
+        size = self._chunk_numbers + _PROMPT_COLUMNS * self.state_rows
+        self._prompt = torch.zeros(size, dtype=torch.int64, device=device)
+        self._held: dict[int, _Column] = {}  # slot -> state rows of its chunk in flight
+        self._free = list(range(self.state_rows))
+        self._decode_slots: list[int] = []  # what the device has
+
+    # Views that ticks read
+
+    def decode_slots(self, rows: int) -> Tensor:
+        """[rows]"""
+        return self._decode[:rows]
+
+    def prompt_columns(self, rows: int) -> tuple[Tensor, ...]:
+        """slots, positions, depths, ends and state rows, each [rows]."""
+        flat = self._prompt[self._chunk_numbers : self._chunk_numbers + _PROMPT_COLUMNS * rows]
+        return flat.view(_PROMPT_COLUMNS, rows).unbind(0)
+
+    @property
+    def chunks(self) -> Tensor:
+        """[2, C]: first prompt row and count; see `Frame`."""
+        return self._prompt[: 2 * MOST_CHUNKS].view(2, MOST_CHUNKS)
+
+    @property
+    def ends(self) -> tuple[Tensor, ...]:
+        """Last prompt row, slot and state row, each [C], of chunks whose last row is sampled from; else the sinks."""
+        flat = self._prompt[2 * MOST_CHUNKS : self._chunk_numbers]
+        return flat.view(3, MOST_CHUNKS).unbind(0)
+
+    # What the host writes
+
+    def place(self, work: TickWork, loops: int) -> TickShape:
+        """Upload the rows of a tick; `loops` is the depth at which prompts end. At most MOST_CHUNKS chunks."""
+        shape = self.ladder.shape(len(work.decode), work.prompt_rows)
+        self._place_decode([row.slot for row in work.decode], shape.decode_rows)
+        if work.chunks:
+            self._send(self._prompt, self._prompt_numbers(work.chunks, shape.prompt_rows, loops))
+        return shape
+
+    def _place_decode(self, slots: list[int], rows: int) -> None:
+        padded = slots + [self._slot_sink] * (rows - len(slots))
+        if padded != self._decode_slots[:rows]:
+            self._send(self._decode, np.array(padded, dtype=np.int64))
+            self._decode_slots = padded + self._decode_slots[rows:]
+
+    def _prompt_numbers(self, chunks: list[Chunk], rows: int, loops: int) -> _Column:
+        numbers = np.zeros(self._chunk_numbers + _PROMPT_COLUMNS * rows, dtype=np.int64)
+        table = numbers[: self._chunk_numbers].reshape(_CHUNK_COLUMNS, MOST_CHUNKS)
+        columns = numbers[self._chunk_numbers :].reshape(_PROMPT_COLUMNS, rows)
+        columns[0], columns[4] = self._slot_sink, self.state_sink
+        table[3], table[4] = self._slot_sink, self.state_sink
+        start = 0
+        for place, chunk in enumerate(chunks):
+            at = slice(start, start + chunk.count)
+            held = self._hold(chunk)
+            columns[0, at], columns[2, at], columns[3, at] = chunk.resident.slot, chunk.depth, chunk.end
+            columns[1, at], columns[4, at] = np.arange(chunk.first, chunk.end), held
+            table[0, place], table[1, place] = start, chunk.count
+            if samples_at_end(chunk, loops):
+                table[2, place], table[3, place], table[4, place] = at.stop - 1, chunk.resident.slot, held[-1]
+            start = at.stop
+        for chunk in chunks:
+            if chunk.depth + 1 == loops:
+                self.drop(chunk.resident.slot)  # what this tick leaves there is read before the next one writes
+        return numbers
+
+    def _hold(self, chunk: Chunk) -> _Column:
+        slot = chunk.resident.slot
+        if slot not in self._held:
+            taken, self._free = self._free[: chunk.count], self._free[chunk.count :]
+            assert len(taken) == chunk.count, "chunks in flight never exceed the last prompt rung"
+            self._held[slot] = np.array(taken, dtype=np.int64)
+        return self._held[slot]
+
+    def drop(self, slot: int) -> None:
+        """The chunk of `slot` needs its state rows no longer."""
+        self._free.extend(self._held.pop(slot, np.empty(0, dtype=np.int64)).tolist())
+
+    def _send(self, to: Tensor, numbers: _Column) -> None:
+        if self._device.type == "cuda":
+            staged = torch.empty(len(numbers), dtype=torch.int64, pin_memory=True)
+            staged.numpy()[:] = numbers
+            to[: len(numbers)].copy_(staged, non_blocking=True)
+        else:
+            to[: len(numbers)] = torch.from_numpy(numbers)
+
+
+def samples_at_end(chunk: Chunk, loops: int) -> bool:
+    """The tick that runs the chunk's current loop samples its request's first token."""
+    return chunk.depth + 1 == loops and chunk.ends_prompt and chunk.resident.join.sampling.max_tokens > 0
