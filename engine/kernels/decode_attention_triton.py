@@ -20,18 +20,17 @@ from torch import Tensor
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning, load_rotated
 from epicycle.engine.kernels.triton_common import (
     TL_DTYPES,
+    Ahead,
+    ahead_bytes,
     cell_of,
     multiprocessors,
     next_power,
-    prefetch_programs,
     prefetch_share,
-    prefetch_size,
 )
 from epicycle.engine.kernels.work_triton import WorkList
 
 PIECE = 256  # positions a program takes at once
 TILE = 64  # positions of one step of the online softmax
-AHEAD_BYTES = 12 << 20
 COMBINED_AT_ONCE = tl.constexpr(16)
 
 
@@ -213,13 +212,13 @@ def decode_attention(
     piece: int = PIECE,
     tile: int = TILE,
     config: DecodeConfig | None = None,
-    ahead: Tensor | None = None,
+    ahead: Ahead | None = None,
 ) -> Tensor:
     """[N, heads * d] attention of the rows that `work` (made with `piece`) lists; other rows of `out` are unwritten.
 
     q [N, heads * d] rotated, its k and v in the pool; or, with `turning`, the QKV product [N, (heads + 2 kv_heads) d],
-    then k and v are written here. Scale d ** -0.5. `ahead` is a weight that the next launch reads: as much of it as the
-    programs can ask for is brought into the L2 cache meanwhile.
+    then k and v are written here. Scale d ** -0.5. `ahead` is fetched meanwhile, as far as there
+    are programs for it.
     """
     _, page_tokens, kv_heads, width = k_pool.shape
     config = config or DecodeConfig()
@@ -243,7 +242,7 @@ def decode_attention(
         rows.positions,
         rows.plane_slots,
         rows.page_table,
-        q if ahead is None else ahead,
+        q if ahead is None else ahead.weight,
         q.stride(0),
         out.stride(0),
         rows.page_table.stride(0),
@@ -252,7 +251,7 @@ def decode_attention(
         layer,
         piece,
         width**-0.5 * 1.4426950408889634,
-        prefetch_size(ahead),
+        ahead_bytes(ahead),
         HEADS=heads,
         KV_HEADS=kv_heads,
         HEAD_DIM=width,
@@ -263,7 +262,7 @@ def decode_attention(
         FUSED=turning is not None,
         PAIRS=turn.pairs,
         HAS_BIAS=turn.bias is not None,
-        HAS_AHEAD=prefetch_programs(ahead, AHEAD_BYTES) > 0,
+        HAS_AHEAD=ahead_bytes(ahead) > 0,
         DTYPE=TL_DTYPES[q.dtype],
         enable_fp_fusion=True,
         num_warps=config.warps,

@@ -21,15 +21,13 @@ from torch import Tensor
 from epicycle.engine.kernels.plain import PlainOps
 from epicycle.engine.kernels.triton_common import (
     TL_DTYPES,
+    Ahead,
+    ahead_bytes,
     next_power,
-    prefetch_programs,
     prefetch_share,
-    prefetch_size,
     rounded,
     tree_sum,
 )
-
-AHEAD_BYTES = 12 << 20  # what a norm of few rows leaves time for: about three microseconds of memory traffic
 
 NORM = tl.constexpr(0)
 SANDWICH = tl.constexpr(1)
@@ -119,12 +117,12 @@ def norm_after(
     *,
     h_out: Tensor | None = None,
     x_out: Tensor | None = None,
-    ahead: Tensor | None = None,
+    ahead: Ahead | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Stage "sandwich" or "sum": a [N, K] of h's dtype or float32 parts [P, N, K], h [N, K] -> (h', x).
 
     Without `before` x is h'. `h_out` may be `h`, then h changes in place; otherwise nothing given is changed. `ahead`
-    is a weight that the next launch reads: its beginning is brought into the L2 cache meanwhile.
+    is fetched meanwhile.
     """
     h_out = torch.empty(h.shape, dtype=h.dtype, device=h.device) if h_out is None else h_out
     if before is None:
@@ -144,11 +142,11 @@ def _launch(
     h_out: Tensor,
     x_out: Tensor | None,
     eps: float,
-    ahead: Tensor | None = None,
+    ahead: Ahead | None = None,
 ) -> None:
     (rows, width), block = h.shape, next_power(h.shape[1])
     assert h.stride(1) == a.stride(-1) == h_out.stride(1) == 1, (h.stride(), a.stride())
-    helpers = prefetch_programs(ahead, AHEAD_BYTES)
+    helpers = 0 if ahead is None else ahead.programs
     norm_kernel[(rows + helpers,)](
         a,
         h,
@@ -156,7 +154,7 @@ def _launch(
         before,
         h_out,
         h_out if x_out is None else x_out,
-        h if ahead is None else ahead,
+        h if ahead is None else ahead.weight,
         a.stride(-2),
         a.stride(0),
         h.stride(0),
@@ -164,7 +162,7 @@ def _launch(
         0 if x_out is None else x_out.stride(0),
         eps,
         rows,
-        prefetch_size(ahead),
+        ahead_bytes(ahead),
         WIDTH=width,
         BLOCK=block,
         STAGE=STAGES[stage],

@@ -8,14 +8,16 @@ trees, and a product that feeds an addition is either exact, rounded first, or a
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
-PREFETCH_LINES = tl.constexpr(128)
-PREFETCH_BYTES = 128 * 512
+PREFETCH_BLOCK = 16384
+PREFETCH_BYTES = 4 * PREFETCH_BLOCK  # one program's share
 
 
 @triton.jit
@@ -104,26 +106,48 @@ def cell_of(
 def prefetch_share(ptr, share, size_bytes):
     """Ask for the `share`-th PREFETCH_BYTES of `size_bytes` at ptr to be brought into the L2 cache. Waits for nothing.
 
-    For weights that the next launch reads, from programs that leave memory idle. `size_bytes` is a multiple of 512.
+    For weights that a later launch reads, from programs that leave memory idle. Shares beyond the end do nothing;
+    `size_bytes` is 0 or at least one block of 16 KiB.
     """
-    lines = tl.arange(0, PREFETCH_LINES).to(tl.int64) + share.to(tl.int64) * PREFETCH_LINES
-    # Lines beyond the end ask for the last one again, which costs nothing.
-    at = ptr.to(tl.int64) + tl.minimum(lines * 512, size_bytes.to(tl.int64) - 512)
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], 512; mov.u32 $0, 0;", "=r,l", [at], tl.int32, is_pure=False, pack=1
-    )
+    first = share.to(tl.int64) * 65536
+    if first < size_bytes:
+        # One address for each warp: the instruction takes uniform operands, and lanes that differ would take turns.
+        block = tl.arange(0, 128).to(tl.int64) // 32
+        # Blocks beyond the end ask for the last one again, which costs nothing.
+        at = ptr.to(tl.int64) + tl.minimum(first + block * 16384, size_bytes.to(tl.int64) - 16384)
+        tl.inline_asm_elementwise(
+            "cp.async.bulk.prefetch.L2.global [$1], 16384; mov.u32 $0, 0;",
+            "=r,l",
+            [at],
+            tl.int32,
+            is_pure=False,
+            pack=1,
+        )
 
 
-def prefetch_programs(ahead: Tensor | None, most_bytes: int) -> int:
-    """How many programs `prefetch_share` needs to bring in a weight, or the first `most_bytes` of it."""
-    if ahead is None or INTERPRETED:
-        return 0
-    return -(-min(prefetch_size(ahead), most_bytes) // PREFETCH_BYTES)
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """A weight that a later launch reads, or a part of it: the first `most_bytes` of `weight` (contiguous) are brought
+    into the L2 cache by a kernel that is handed this, unless it is interpreted."""
+
+    weight: Tensor
+    most_bytes: int = 12 << 20  # about three microseconds of memory traffic
+
+    @property
+    def size_bytes(self) -> int:
+        """Whole blocks; none in the interpreter, which has no caches."""
+        size = min(self.weight.numel() * self.weight.element_size(), self.most_bytes)
+        return 0 if INTERPRETED else size // PREFETCH_BLOCK * PREFETCH_BLOCK
+
+    @property
+    def programs(self) -> int:
+        """How many shares that is."""
+        return -(-self.size_bytes // PREFETCH_BYTES)
 
 
-def prefetch_size(ahead: Tensor | None) -> int:
-    """Bytes of a weight, cut to whole lines; a token number where there is none."""
-    return 512 if ahead is None else ahead.numel() * ahead.element_size() // 512 * 512
+def ahead_bytes(ahead: Ahead | None) -> int:
+    """What a kernel is told to fetch; 0 for nothing."""
+    return 0 if ahead is None else ahead.size_bytes
 
 
 def multiprocessors(device: torch.device) -> int:

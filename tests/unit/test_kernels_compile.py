@@ -38,9 +38,10 @@ MODELS += [pytest.param(48, 8, 128, False, id="nanbeige")]
 def stream(config: GemmConfig, epilogue: str, chunks: int, path: Path) -> Compiled:
     sizes = dict.fromkeys(("N16", "K16", "x_stride16", "w_stride16", "y_stride16", "part_stride16", "chunk16"), N)
     pointers = {"x_ptr": H, "w_ptr": H, "bias_ptr": H, "rows_ptr": I, "count_ptr": I, "M": N}
+    pointers |= {"ahead_ptr": H, "ahead_bytes": N}
     pointers["y_ptr"] = F if epilogue in ("float", "parts") else H
     blocks = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k}
-    flags = {"MASK_K": True, "HAS_BIAS": False, "HAS_ROWS": False, "HAS_COUNT": False}
+    flags = {"MASK_K": True, "HAS_AHEAD": True, "HAS_BIAS": False, "HAS_ROWS": False, "HAS_COUNT": False}
     constants = {**blocks, **flags, "CHUNKS": chunks, "EPILOGUE": gemm_triton.EPILOGUES[epilogue], "DTYPE": tl.bfloat16}
     launch = {"num_warps": config.warps, "num_stages": config.stages}
     return compiled(gemm_triton.stream_kernel, {**pointers, **sizes}, constants, path, **launch)
