@@ -14,9 +14,9 @@ PRODUCTS = ("qkv", "out", "gate_up", "down", "head")
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products_err_at_most_twice_as_much_as_plain_torch(model: str, name: str) -> None:
-    from epicycle.tools import kernel_checks, kernel_shapes
+    from epicycle.engine.kernels.bench import checks, shapes
 
-    report = kernel_checks.check_product(getattr(kernel_shapes.SHAPES[model], name))
+    report = checks.check_product(getattr(shapes.SHAPES[model], name))
     assert report["ok"], report
 
 
@@ -25,34 +25,34 @@ def test_products_err_at_most_twice_as_much_as_plain_torch(model: str, name: str
 def test_a_row_of_a_product_has_the_same_bits_in_every_configuration_at_every_number_of_rows(
     model: str, name: str
 ) -> None:
-    from epicycle.tools import kernel_checks, kernel_shapes
+    from epicycle.engine.kernels.bench import checks, shapes
 
-    kind = getattr(kernel_shapes.SHAPES[model], name)
-    report = kernel_checks.check_product_bits(kind, kernel_checks.all_candidates(kind))
+    kind = getattr(shapes.SHAPES[model], name)
+    report = checks.check_product_bits(kind, checks.all_candidates(kind))
     assert report["ok"], report
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("check", ["check_norms", "check_prompt"])
 def test_norms_and_prompt_attention_are_exact_and_invariant(model: str, check: str) -> None:
-    from epicycle.tools import kernel_checks, kernel_shapes
+    from epicycle.engine.kernels.bench import checks, shapes
 
-    run: Callable[[kernel_shapes.Shape], kernel_checks.Report] = getattr(kernel_checks, check)
-    report = run(kernel_shapes.SHAPES[model])
+    run: Callable[[shapes.Shape], checks.Report] = getattr(checks, check)
+    report = run(shapes.SHAPES[model])
     assert report["ok"], report
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_decode_attention_is_exact_and_invariant(model: str) -> None:
+    from epicycle.engine.kernels.bench import checks, shapes
     from epicycle.engine.kernels.decode_attention_triton import PIECE
-    from epicycle.tools import kernel_checks, kernel_shapes
 
-    report = kernel_checks.check_decode(kernel_shapes.SHAPES[model], PIECE)
+    report = checks.check_decode(shapes.SHAPES[model], PIECE)
     assert report["ok"], report
 
 
 def test_addresses_beyond_two_to_the_31st_element_are_right() -> None:
-    from epicycle.tools import kernel_checks
+    from epicycle.engine.kernels.bench import checks
 
-    report = kernel_checks.check_far_addresses()
+    report = checks.check_far_addresses()
     assert report["ok"], report

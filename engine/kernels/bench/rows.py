@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from epicycle.engine.kernels.bench.shapes import Shape
 from epicycle.engine.kernels.decode_attention_triton import DecodeScratch, allocate_scratch
 from epicycle.engine.kernels.prompt_attention_triton import PromptChunks
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning
 from epicycle.engine.kernels.work_triton import WorkList, allocate_work, fill_work
-from epicycle.tools.kernel_shapes import Shape
 
 PAGE_TOKENS = 16
 

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from epicycle.engine.kernels.bench.rows import DecodeBatch, Pool
+from epicycle.engine.kernels.bench.shapes import Shape
+from epicycle.engine.kernels.bench.timing import random_weights
 from epicycle.engine.kernels.decode_attention_triton import DecodeConfig, decode_attention
 from epicycle.engine.kernels.gemm_triton import run_product, stored_as
 from epicycle.engine.kernels.ladder import GemmConfig, Product
@@ -19,9 +22,6 @@ from epicycle.engine.kernels.norm_triton import gate_logit, norm, norm_after
 from epicycle.engine.kernels.prompt_attention_triton import PromptChunks, prompt_attention
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning, rope_kv
 from epicycle.engine.kernels.triton_common import Ahead
-from epicycle.tools.kernel_rows import DecodeBatch, Pool
-from epicycle.tools.kernel_shapes import Shape
-from epicycle.tools.kernel_timing import random_weights
 
 EPS = 1e-6
 Pick = Callable[[Product, int], GemmConfig]

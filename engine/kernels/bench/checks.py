@@ -11,6 +11,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from epicycle.engine.kernels.bench.rows import decode_batch, make_pool, make_turning, prompt_batch
+from epicycle.engine.kernels.bench.shapes import Shape
+from epicycle.engine.kernels.bench.timing import random_weights
 from epicycle.engine.kernels.decode_attention_triton import decode_attention, plain_decode_attention
 from epicycle.engine.kernels.gemm_triton import added_parts, plain_product, run_product
 from epicycle.engine.kernels.ladder import LIBRARY, GemmConfig, Product, candidates, sure
@@ -18,9 +21,6 @@ from epicycle.engine.kernels.norm_triton import gate_logit, norm, norm_after, pl
 from epicycle.engine.kernels.plain import PlainOps
 from epicycle.engine.kernels.prompt_attention_triton import PromptConfig, plain_prompt_attention, prompt_attention
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, plain_rope_kv, rope_kv
-from epicycle.tools.kernel_rows import decode_batch, make_pool, make_turning, prompt_batch
-from epicycle.tools.kernel_shapes import Shape
-from epicycle.tools.kernel_timing import random_weights
 
 Report = dict[str, object]
 ROW_COUNTS = (1, 2, 16, 17, 32, 64, 96, 128, 256, 384, 512, 1024, 2048)

@@ -1,0 +1,392 @@
+"""Check, tune and time every GPU kernel on one card, and whole loops of both models.
+
+Owns the sections of the benchmark and what each prints; `tools/bench_kernels.py` is its command line. Needs torch,
+Triton and a GPU, nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from epicycle.engine.kernels.bench import checks
+from epicycle.engine.kernels.bench.loops import (
+    FETCHES,
+    Attend,
+    Core,
+    Loop,
+    fused_decode,
+    no_attention,
+    prompt,
+    separate_decode,
+)
+from epicycle.engine.kernels.bench.rows import decode_batch, make_pool, make_turning, prompt_batch
+from epicycle.engine.kernels.bench.shapes import HUGINN, OURO, SHAPES, Shape, layer_floor_us, product_floor_us
+from epicycle.engine.kernels.bench.timing import ceilings, copies_of, graph_us, random_weights
+from epicycle.engine.kernels.decode_attention_triton import DecodeConfig, decode_attention
+from epicycle.engine.kernels.gemm_triton import chunk_length, run_product, stored_as
+from epicycle.engine.kernels.ladder import LIBRARY, GemmConfig, Product, candidates, sure
+from epicycle.engine.kernels.prompt_attention_triton import PromptConfig, prompt_attention
+from epicycle.engine.kernels.rope_kv_triton import rope_kv
+from epicycle.engine.kernels.triton_common import Ahead
+
+DECODE_CONFIGS = (  # tile, then how it runs
+    (64, DecodeConfig(4, 3, 3)),
+    (64, DecodeConfig(4, 2, 4)),
+    (32, DecodeConfig(4, 4, 4)),
+    (32, DecodeConfig(2, 4, 6)),
+    (128, DecodeConfig(4, 2, 2)),
+)
+PROMPT_CONFIGS = (  # query tile, tile, then how it runs
+    (128, 64, PromptConfig(8, 2)),
+    (128, 64, PromptConfig(8, 3)),
+    (64, 64, PromptConfig(4, 2)),
+    (64, 64, PromptConfig(4, 3)),
+    (128, 128, PromptConfig(8, 2)),
+)
+ROWS = (1, 8, 16, 32, 64, 128, 256, 512, 2048)
+WARMERS = 10
+
+
+class Bench:
+    """Runs sections in order until time is up; everything found is in `report`."""
+
+    def __init__(self, out: Path, seconds: float) -> None:
+        self.report: dict[str, object] = {}
+        self.out = out
+        self.end = time.monotonic() + seconds
+        self.best: dict[tuple[str, int], tuple[float, GemmConfig]] = {}
+
+    def section(self, name: str, run: Callable[[], object], needs_s: float) -> None:
+        """Run one section if `needs_s` seconds are left; a failure is reported and doesn't end the run."""
+        if time.monotonic() + needs_s > self.end:
+            self.report[name] = "left out: no time"
+            print(f"## {name}: left out, no time")
+            return
+        begun = time.monotonic()
+        try:
+            self.report[name] = run()
+        except Exception:
+            self.report[name] = traceback.format_exc()
+            print(self.report[name])
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        print(f"## {name}: {time.monotonic() - begun:.1f} s", flush=True)
+        self.out.write_text(json.dumps(self.report, indent=1, default=str))
+
+    def pick(self, kind: Product, rows: int) -> GemmConfig:
+        """The fastest measured configuration of the smallest timed row count that holds `rows`."""
+        for step in ROWS:
+            if step >= rows and (kind.name, step) in self.best:
+                return self.best[kind.name, step][1]
+        return sure(kind)
+
+    def time_products(self, shape: Shape, rows: tuple[int, ...]) -> dict[str, dict[int, dict[str, float]]]:
+        """Every candidate of every product, and the library beside it."""
+        found: dict[str, dict[int, dict[str, float]]] = {}
+        for kind in shape.products():
+            weights = random_weights(kind.weight_rows, kind.inputs, copies_of(2 * kind.weight_rows * kind.inputs))
+            found[kind.name] = {m: self._time_rows(kind, weights, m) for m in rows}
+        return found
+
+    def _time_rows(self, kind: Product, weights: list[torch.Tensor], rows: int) -> dict[str, float]:
+        x = torch.randn(rows, kind.inputs, dtype=torch.bfloat16, device="cuda")
+        times: dict[str, float] = {}
+        for config in candidates(kind, rows):
+            try:
+                times[config.key] = graph_us([partial(run_product, kind, x, w, config) for w in weights])
+            except Exception as problem:
+                times[config.key] = float("inf")
+                print(f"  {kind.name} {rows} {config.key}: {type(problem).__name__} {problem}"[:160])
+                continue
+            own = self.best.get((kind.name, rows), (float("inf"), sure(kind)))
+            if times[config.key] < own[0] and (config != LIBRARY or self._is_equal(kind, x, weights[0])):
+                self.best[kind.name, rows] = (times[config.key], config)
+        linear = torch.nn.functional.linear
+        times["plain linear"] = graph_us([partial(linear, x, w) for w in weights])
+        self._print_product(kind, rows, times["plain linear"])
+        return times
+
+    def _is_equal(self, kind: Product, x: torch.Tensor, weight: torch.Tensor) -> bool:
+        return torch.equal(run_product(kind, x, weight, LIBRARY), run_product(kind, x, weight, sure(kind)))
+
+    def _print_product(self, kind: Product, rows: int, library_us: float) -> None:
+        best_us, best = self.best[kind.name, rows]
+        floor, weights = product_floor_us(kind, rows), kind.weight_rows * kind.inputs
+        print(
+            f"{kind.name:15s} M={rows:4d} {best_us:8.1f} us {best.key:28s} lib {library_us:8.1f} floor {floor:6.1f} "
+            f"({floor / best_us:4.0%}) {2 * weights / best_us / 1e6:5.2f} TB/s "
+            f"{2 * rows * weights / best_us / 1e6:5.0f} TFLOP/s",
+            flush=True,
+        )
+
+    def time_decode(self, shape: Shape, lengths: list[int], pieces: tuple[int, ...]) -> dict[str, float]:
+        """One layer's decode attention, over pieces, settings and both forms."""
+        pool = make_pool(shape, sum(-(-length // 16) for length in lengths), shape.layers)
+        turning = make_turning(shape, max(lengths) + 16)
+        rows, width = len(lengths), shape.heads * shape.head_dim
+        qkv = torch.randn(rows, (shape.heads + 2 * shape.kv_heads) * shape.head_dim, device="cuda").bfloat16()
+        out = torch.empty(rows, width, dtype=torch.bfloat16, device="cuda")
+        bytes_read = 2 * 2 * sum(lengths) * shape.kv_heads * shape.head_dim
+        times: dict[str, float] = {}
+        for piece in pieces:
+            batch = decode_batch(shape, pool, lengths, piece)
+            common = (qkv, shape.heads, batch.rows, batch.work, batch.scratch, pool.k, pool.v)
+            for tile, config in DECODE_CONFIGS:
+                key = f"piece{piece} tile{tile} w{config.warps}s{config.stages}x{config.programs_per_sm}"
+                one = partial(
+                    decode_attention,
+                    *common,
+                    turning=turning,
+                    out=out,
+                    piece=piece,
+                    tile=min(tile, piece),
+                    config=config,
+                )
+                times[key] = graph_us([partial(one, layer=layer) for layer in range(shape.layers)])
+        best = min(times, key=lambda key: times[key])
+        name = f"{shape.name} decode {len(lengths)} x {max(lengths)}"
+        print(f"{name:28s} best {times[best]:8.1f} us ({best})  {bytes_read / times[best] / 1e6:5.2f} TB/s")
+        print("   " + "  ".join(f"{key}: {value:.1f}" for key, value in times.items()), flush=True)
+        return times
+
+    def time_prompt(self, shape: Shape, chunks: list[tuple[int, int]]) -> dict[str, float]:
+        """One layer's prompt attention."""
+        pages = sum(-(-(first + count) // 16) for first, count in chunks)
+        pool = make_pool(shape, pages, 4)
+        rows = sum(count for _, count in chunks)
+        q = torch.randn(rows, shape.heads * shape.head_dim, dtype=torch.bfloat16, device="cuda")
+        pairs = sum(count * first + count * (count + 1) / 2 for first, count in chunks)
+        work_flop = 4 * pairs * shape.heads * shape.head_dim
+        times: dict[str, float] = {}
+        for query, tile, config in PROMPT_CONFIGS:
+            at, packed = prompt_batch(pool, chunks, query)
+            one = partial(
+                prompt_attention,
+                q,
+                shape.heads,
+                at,
+                packed,
+                pool.k,
+                pool.v,
+                tile=tile,
+                config=config,
+            )
+            times[f"q{query} t{tile} w{config.warps}s{config.stages}"] = graph_us(
+                [partial(one, layer=layer) for layer in range(4)]
+            )
+        best = min(times, key=lambda key: times[key])
+        rate = work_flop / times[best] / 1e6
+        print(f"{shape.name} prompt {chunks[0]} x{len(chunks)} best {times[best]:.1f} us ({best}) {rate:.0f} TFLOP/s")
+        print("   " + "  ".join(f"{key}: {value:.1f}" for key, value in times.items()), flush=True)
+        return times
+
+    def time_loops(
+        self, shape: Shape, decode: tuple[tuple[int, int], ...], prompts: tuple[int, ...]
+    ) -> dict[str, float]:
+        """Whole loops as graphs: decode rows at a context length, and one prompt from position 0."""
+        core, found = Core(shape), {}
+        turning = make_turning(shape, 4096)
+        pages = max([rows * -(-context // 16) for rows, context in decode] + [-(-count // 16) for count in prompts])
+        pool = make_pool(shape, pages, shape.layers)
+        for rows, context in decode:
+            floor = shape.layers * layer_floor_us(shape, rows, context)
+            for piece in (128, 256):
+                batch = decode_batch(shape, pool, [context] * rows, piece)
+                config = DecodeConfig()
+                forms: dict[str, Attend] = {
+                    "fused": fused_decode(shape, pool, batch, turning, piece, config),
+                    "separate": separate_decode(shape, pool, batch, turning, piece, config),
+                }
+                for form, attend in forms.items():
+                    for fetches in FETCHES if rows <= 32 else FETCHES[:1]:
+                        name = f"{shape.name} loop {rows} x {context} piece {piece} {form}, fetches {fetches}"
+                        loop = Loop(core, rows, self.pick, attend, fetches)
+                        found[name] = self._time_loop(name, loop, floor)
+            name = f"{shape.name} loop {rows} without attention"
+            found[name] = self._time_loop(name, Loop(core, rows, self.pick, no_attention(shape, rows)), floor)
+        for count in prompts:
+            at, chunks = prompt_batch(pool, [(0, count)], 128)
+            name = f"{shape.name} loop of a {count}-token prompt"
+            floor = shape.layers * layer_floor_us(shape, count, 0)
+            found[name] = self._time_loop(
+                name, Loop(core, count, self.pick, prompt(shape, pool, at, chunks, turning)), floor
+            )
+        return found
+
+    def _time_loop(self, name: str, loop: Loop, floor_us: float) -> float:
+        took = graph_us([loop])
+        print(f"{name:66s} {took / 1000:8.3f} ms  floor {floor_us / 1000:7.3f} ({floor_us / took:4.0%})", flush=True)
+        return took
+
+    def check(self, name: str, run: Callable[[], checks.Report]) -> checks.Report:
+        """Run a check and say how it went."""
+        try:
+            report = run()
+        except Exception:
+            report = {"ok": False, "failed": traceback.format_exc()}
+            print(report["failed"])
+        short = {key: value for key, value in report.items() if key not in ("ok", "failed")}
+        print(f"{'ok  ' if report['ok'] else 'BAD '} {name}: {short}"[:700], flush=True)
+        return report
+
+    def check_all(self) -> dict[str, checks.Report]:
+        found = {}
+        for shape in SHAPES.values():
+            for kind in shape.products():
+                found[kind.name] = self.check(kind.name, partial(checks.check_product, kind))
+            found[f"{shape.name}.norms"] = self.check(f"{shape.name}.norms", partial(checks.check_norms, shape))
+            for piece in (128, 256):
+                name = f"{shape.name}.decode.{piece}"
+                found[name] = self.check(name, partial(checks.check_decode, shape, piece))
+            found[f"{shape.name}.prompt"] = self.check(f"{shape.name}.prompt", partial(checks.check_prompt, shape))
+        found["far addresses"] = self.check("far addresses", checks.check_far_addresses)
+        return found
+
+    def check_bits(self, shape: Shape) -> dict[str, checks.Report]:
+        return {
+            kind.name: self.check(
+                f"bits of {kind.name}", partial(checks.check_product_bits, kind, checks.all_candidates(kind))
+            )
+            for kind in shape.products()
+        }
+
+
+def warm_units() -> list[Callable[[], object]]:
+    """One small launch for every distinct compiled product kernel."""
+    units: dict[tuple[object, ...], Callable[[], object]] = {}
+    for shape in SHAPES.values():
+        for kind in shape.products():
+            for config in [*checks.all_candidates(kind), sure(kind)]:
+                if config == LIBRARY:
+                    continue
+                lengths = (chunk_length(kind.inputs, kind.chunks), kind.inputs)
+                is_masked = config.kernel == "stream" and any(length % config.block_k for length in lengths)
+                key = (config.key, stored_as(kind, config), kind.chunks, is_masked)
+                units.setdefault(key, partial(_launch_small, kind, config))
+    return list(units.values())
+
+
+def _launch_small(kind: Product, config: GemmConfig) -> None:
+    outputs = 512
+    small = Product(kind.name, outputs, kind.inputs, kind.epilogue, kind.chunks)
+    x = torch.zeros(8, kind.inputs, dtype=torch.bfloat16, device="cuda")
+    run_product(small, x, x.new_zeros(small.weight_rows, kind.inputs), config)
+
+
+def attention_units() -> list[Callable[[], object]]:
+    """The attention kernels in every form that is timed or checked."""
+    units: list[Callable[[], object]] = []
+    for shape in SHAPES.values():
+        units += [partial(_decode_small, shape, tile, config, None) for tile, config in DECODE_CONFIGS]
+        units += [partial(_decode_small, shape, 64, DecodeConfig(), form) for form in ("ahead", "separate", "both")]
+        units += [partial(_prompt_small, shape, *settings) for settings in PROMPT_CONFIGS]
+    return units
+
+
+def _decode_small(shape: Shape, tile: int, config: DecodeConfig, form: str | None) -> None:
+    pool, is_separate = make_pool(shape, 8, 1), form in ("separate", "both")
+    batch, turning = decode_batch(shape, pool, [40, 40], 256), make_turning(shape, 64)
+    qkv = torch.zeros(2, (shape.heads + 2 * shape.kv_heads) * shape.head_dim, dtype=torch.bfloat16, device="cuda")
+    q = rope_kv(qkv, shape.heads, turning, batch.rows, pool.k, pool.v, 0)
+    decode_attention(
+        q if is_separate else qkv, shape.heads, batch.rows, batch.work, batch.scratch, pool.k, pool.v, 0,
+        turning=None if is_separate else turning, tile=tile, config=config,
+        ahead=Ahead(qkv) if form in ("ahead", "both") else None,
+    )  # fmt: skip
+
+
+def _prompt_small(shape: Shape, query: int, tile: int, config: PromptConfig) -> None:
+    pool = make_pool(shape, 8, 1)
+    rows, packed = prompt_batch(pool, [(0, 16)], query)
+    q = torch.zeros(16, shape.heads * shape.head_dim, dtype=torch.bfloat16, device="cuda")
+    prompt_attention(q, shape.heads, rows, packed, pool.k, pool.v, 0, tile=tile, config=config)
+
+
+def warm(index: int, of: int) -> None:
+    """Compile this worker's share of the kernels into the disk cache."""
+    for unit in [*attention_units(), *warm_units()][index::of]:
+        try:
+            unit()
+        except Exception as problem:
+            print(f"  warm: {type(problem).__name__} {problem}"[:200])
+
+
+def warm_in_parallel(command: Sequence[str]) -> str:
+    """Compilation takes a second a kernel and a core each: spread it."""
+    workers = [subprocess.Popen([*command, "--warm", f"{index}/{WARMERS}"]) for index in range(WARMERS)]
+    codes = [worker.wait() for worker in workers]
+    return f"{len(warm_units()) + len(attention_units())} kernels, exit codes {codes}"
+
+
+def time_ceilings() -> dict[str, float]:
+    found = ceilings()
+    print(found)
+    return found
+
+
+def run_checks(bench: Bench) -> None:
+    bench.section("ceilings", time_ceilings, 0)
+    bench.section("checks", bench.check_all, 20)
+    for shape in SHAPES.values():
+        bench.section(f"bits {shape.name}", partial(bench.check_bits, shape), 40)
+
+
+def run_ouro(bench: Bench) -> None:
+    bench.section("products", partial(bench.time_products, OURO, ROWS), 40)
+    bench.section("decode 1", partial(bench.time_decode, OURO, [1024], (64, 128, 256)), 10)
+    bench.section(
+        "loops", partial(bench.time_loops, OURO, ((1, 1024), (8, 1024), (32, 1024), (128, 1024)), (512, 2048)), 30
+    )
+    bench.section("decode 32", partial(bench.time_decode, OURO, [1024] * 32, (128, 256)), 10)
+    bench.section("decode 128", partial(bench.time_decode, OURO, [1024] * 128, (128, 256)), 10)
+    bench.section("decode long", partial(bench.time_decode, OURO, [16384] * 8, (128, 256)), 10)
+    bench.section("prompt 2048", partial(bench.time_prompt, OURO, [(0, 2048)]), 10)
+    bench.section("prompt 512 at 16K", partial(bench.time_prompt, OURO, [(15872, 512)]), 10)
+    bench.section("prompt packed", partial(bench.time_prompt, OURO, [(512, 128)] * 4), 10)
+
+
+def run_huginn(bench: Bench) -> None:
+    bench.section("products", partial(bench.time_products, HUGINN, ROWS), 60)
+    bench.section("loops", partial(bench.time_loops, HUGINN, ((1, 512), (8, 512), (64, 512)), (512,)), 30)
+    bench.section("decode 64", partial(bench.time_decode, HUGINN, [512] * 64, (128, 256)), 10)
+
+
+PARTS: dict[str, Callable[[Bench], None]] = {"ouro": run_ouro, "checks": run_checks, "huginn": run_huginn}
+"""Each in a process of its own, so that one that breaks the device's context doesn't take the others with it."""
+
+
+def run_parts(command: Sequence[str], out: Path, seconds: float) -> None:
+    """Compile in parallel, then run the parts one after the other and join their reports. `command` starts this
+    benchmark's command line again."""
+    end = time.monotonic() + seconds
+    report: dict[str, object] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    report["warm up"] = warm_in_parallel(command)
+    print(f"## warm up: {report['warm up']}, {seconds - (end - time.monotonic()):.0f} s", flush=True)
+    for name in PARTS:
+        left, file = end - time.monotonic(), out.with_suffix(f".{name}.json")
+        words = [*command, "--part", name, "--out", str(file), "--seconds", str(left)]
+        try:
+            code: object = subprocess.run(words, timeout=max(left, 1.0) + 20).returncode
+        except subprocess.TimeoutExpired:
+            code = "stopped: out of time"
+        report[name] = json.loads(file.read_text()) if file.exists() else None
+        report[f"{name} exit"] = code
+        out.write_text(json.dumps(report, indent=1, default=str))
+    print(json.dumps({"device": report["device"], "exits": {name: report[f"{name} exit"] for name in PARTS}}))
+
+
+def run_here(parts: Sequence[str], out: Path, seconds: float) -> None:
+    """Run `parts` in this process."""
+    torch.manual_seed(20261129)
+    bench = Bench(out, seconds)
+    for part in parts:
+        print(f"# {part}", flush=True)
+        PARTS[part](bench)
