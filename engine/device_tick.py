@@ -13,15 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from epicycle.engine.exits.base import ExitDecision, ExitRows, ExitRule
-from epicycle.engine.exits.registry import RuleEntry
 from epicycle.engine.frame import Frame
 from epicycle.engine.graph_runner import Part, RunCounters, Runner
 from epicycle.engine.logprobs import clean_rows, raw_logprobs, widen
 from epicycle.engine.models.base import LoopedModel
-from epicycle.engine.read_out import ReadOut, candidates
+from epicycle.engine.read_out import ReadOut, candidate_count, head_inputs
 from epicycle.engine.route import Chunk, Resident, TickWork
 from epicycle.engine.sampling import SamplerSteps, steps_for
+from epicycle.engine.settle import TickTensors
 from epicycle.engine.slots import SlotTable
 from epicycle.engine.tick import SCORED_ROWS_AT_ONCE, PromptScores
 from epicycle.engine.tick_backend import TickBackend
@@ -42,29 +41,17 @@ class DeviceTick:
     """Meets `tick.Tick` over tensors made once; `new_epoch` empties the slots."""
 
     most_chunks = MOST_CHUNKS
+    takes_whole_tokens = True
 
-    def __init__(
-        self,
-        model: LoopedModel,
-        slots: SlotTable,
-        rule: ExitRule,
-        needs: RuleEntry,
-        backend: TickBackend,
-        ladder: Ladder,
-        runner: Runner,
-    ) -> None:
+    def __init__(self, model: LoopedModel, tensors: TickTensors, backend: TickBackend, runner: Runner) -> None:
         self._model = model
-        self._slots = slots
-        self._rule = rule
-        self._needs = needs
+        self._tensors = tensors
+        self._slots = tensors.slots
+        self._inputs = tensors.inputs
         self._backend = backend
         self._runner = runner
-        self._inputs = TickInputs(ladder, slots.sink, slots.device)
-        self._states = slots.state.new_zeros(self._inputs.state_rows + 1, slots.state.shape[1])
-        self._results = ResultColumns(ladder.decode[-1], ladder.decode[-1] + MOST_CHUNKS, slots.device)
-        self._read_out = ReadOut(model, slots, self._inputs, self._states, self._results, backend.greedy)
-        self.takes_whole_tokens = True
-        self.idle_chunk_tokens = ladder.prompt[-1]
+        self._read_out = ReadOut(model, tensors, backend.line_up, backend.greedy)
+        self.most_prompt_rows = tensors.inputs.ladder.prompt[-1]
 
     @property
     def counters(self) -> RunCounters:
@@ -85,10 +72,9 @@ class DeviceTick:
         due = self._due(work)
         shape = self._inputs.place(work, self._slots.loops)
         if work.loops > 1:
-            self._runner.run(Part("token", shape), lambda: self._token(shape))
+            self._run_token(shape)
         else:
-            has_prelude = self._has_prelude(work)
-            self._runner.run(Part("loop", shape, has_prelude), lambda: self._loop(shape, has_prelude))
+            self._run_loop(shape, has_prelude=self._has_prelude(work))
         scores = self._score(work, shape)
         reports = self._end(shape, due) if due.reads_out else None
         self._runner.count(work, shape)
@@ -116,104 +102,80 @@ class DeviceTick:
         starts = any(not row.is_fixed_depth or row.planned_loops == 0 for row in work.decode)
         return not self._model.spec.first_recurrent or starts or any(chunk.depth == 0 for chunk in work.chunks)
 
+    @torch.inference_mode()
+    def rehearse(self, part: Part) -> None:
+        """Run a part with nobody in it."""
+        self._inputs.place_padding(part.shape)
+        match part.name:
+            case "token":
+                self._run_token(part.shape)
+            case "loop":
+                self._run_loop(part.shape, has_prelude=part.flag)
+            case "greedy":
+                self._run_greedy(part.shape, has_ends=part.flag)
+            case _:
+                raise AssertionError(part)
+
     # Parts, each of a fixed shape
+
+    def _run_token(self, shape: TickShape) -> None:
+        self._runner.run(Part("token", shape), lambda: self._token(shape))
+
+    def _run_loop(self, shape: TickShape, *, has_prelude: bool) -> None:
+        self._runner.run(Part("loop", shape, has_prelude), lambda: self._loop(shape, has_prelude=has_prelude))
 
     def _frame(self, shape: TickShape) -> Frame:
         return self._backend.route(self._slots, self._inputs, shape)
 
-    def _enter(self, frame: Frame, has_prelude: bool) -> Tensor:
+    def _enter(self, frame: Frame, *, has_prelude: bool) -> Tensor:
         """[N, W] states as the rows enter their next loop."""
-        decode = frame.decode_rows
-        slots, inputs = self._slots, self._inputs
-        held = torch.cat((slots.state[frame.slots[:decode]], self._states[inputs.prompt_columns(frame.prompt_rows)[4]]))
+        slots, slot = self._slots, frame.slots[: frame.decode_rows]
+        held = slots.state[slot]
+        if frame.prompt_rows:
+            held = torch.cat((held, self._tensors.states[self._tensors.state_rows(frame)]))
         if not has_prelude:
             return held
         is_fresh = frame.depths == 0
-        last = slots.prompt.shape[1] - 1
-        prompt = slots.prompt[frame.slots[decode:], frame.positions[decode:].clamp(max=last)]
-        tokens = torch.cat((slots.token[frame.slots[:decode]], prompt))
+        tokens = slots.token[slot]
+        if frame.prompt_rows:
+            tokens = torch.cat((tokens, self._prompt_tokens(frame)))
         rows = self._backend.attention.rows(frame.only(is_fresh) if self._model.spec.first_recurrent else frame)
         return torch.where(is_fresh.unsqueeze(1), self._model.prelude(tokens, rows), held)
 
-    def _loop(self, shape: TickShape, has_prelude: bool) -> None:
-        """One loop of every row, the exit test, the KV of those that leave, and their states."""
+    def _prompt_tokens(self, frame: Frame) -> Tensor:
+        prompt, decode = self._slots.prompt, frame.decode_rows
+        return prompt[frame.slots[decode:], frame.positions[decode:].clamp(max=prompt.shape[1] - 1)]
+
+    def _loop(self, shape: TickShape, *, has_prelude: bool) -> None:
+        """One loop of every row, and what it settles."""
         frame = self._frame(shape)
-        before = self._enter(frame, has_prelude)
-        after, gate = self._backend.loop(self._model, before, frame)
-        decode = shape.decode_rows
-        if decode:
-            decision = self._decide(frame, before, after, gate)
-            self._store_rows(frame, decision, after)
-        if shape.prompt_rows:
-            self._states[self._inputs.prompt_columns(shape.prompt_rows)[4]] = after[decode:]
-
-    def _decide(self, frame: Frame, before: Tensor, after: Tensor, gate: Tensor | None) -> ExitDecision:
-        decode, slots, needs = frame.decode_rows, self._slots, self._needs
-        slot = frame.slots[:decode]
-        return self._rule.decide(
-            ExitRows(
-                loops_done=frame.depths[:decode] + 1,
-                survival=slots.survival[slot],
-                pending=slots.pending[slot],
-                threshold=slots.threshold[slot],
-                min_loops=slots.min_loops[slot],
-                max_loops=slots.max_loops[slot],
-                state_after=after[:decode],
-                state_before=before[:decode] if needs.needs_state_before else None,
-                gate=gate[:decode] if gate is not None else None,
-                previous_final=slots.previous_final[slot] if slots.previous_final is not None else None,
-                traced_depth=self._traced(slot),
-            )
-        )
-
-    def _traced(self, slot: Tensor) -> Tensor | None:
-        trace = self._slots.trace
-        if trace is None:
-            return None
-        return trace[slot, self._slots.outputs[slot].clamp(max=trace.shape[1] - 1)]
-
-    def _store_rows(self, frame: Frame, decision: ExitDecision, after: Tensor) -> None:
-        """Exit state and latent state of the decode rows that ran; inert rows are marked and keep theirs."""
-        decode, slots = frame.decode_rows, self._slots
-        slot, live, done = frame.slots[:decode], frame.live[:decode], frame.depths[:decode] + 1
-        leave = decision.leave & live
-        to = torch.where(live, slot, slots.sink)
-        slots.survival[to] = decision.survival
-        slots.pending[to] = decision.pending
-        slots.loops_done[to] = torch.where(decision.leave, 0, done)
-        slots.state[to] = after[:decode]
-        self._mark(slot, torch.where(live, done, 0), leave)
-        self._backend.commit(slots, frame, leave, done)
-
-    def _mark(self, slot: Tensor, ran: Tensor, left: Tensor) -> None:
-        self._slots.ran[slot] = ran
-        self._slots.left[slot] = left
-        self._results.write_rows(ran, left)
+        before = self._enter(frame, has_prelude=has_prelude)
+        after, gate = self._backend.run_loop(before, frame)
+        self._backend.settle.loop(frame, before, after, gate)
 
     def _token(self, shape: TickShape) -> None:
         """Every loop of a token, for decode rows that all start one and take all their loops: nothing to decide."""
-        frame, slots, loops = self._frame(shape), self._slots, self._slots.loops
+        frame = self._frame(shape)
         state = self._enter(frame, has_prelude=True)
-        for depth in range(loops):
-            state, _ = self._backend.loop(self._model, state, frame.deeper(depth) if depth else frame)
-        live = frame.live
-        slots.state[torch.where(live, frame.slots, slots.sink)] = state
-        self._mark(frame.slots, live * loops, live)
+        for depth in range(self._slots.loops):
+            state, _ = self._backend.run_loop(state, frame.deeper(depth) if depth else frame)
+        self._backend.settle.token(frame, state)
 
     def _end(self, shape: TickShape, due: _Due) -> Reports | None:
-        """Coda, head and sampling of the rows that are due; by the plain sampler, outside graphs, where more than the
-        likeliest token is asked for."""
-        if due.steps is None:
-            self._runner.run(Part("greedy", shape, due.has_ends), lambda: self._greedy_end(shape, due.has_ends))
-            return None
-        frame = self._frame(shape)
-        states, x = self._read_out.head_inputs(frame, self._backend.attention)
-        return self._read_out.sampled(frame, states, x, due.steps, has_ends=due.has_ends)
+        """Coda, head and sampling of the rows that are due; outside graphs where more than the likeliest token is
+        asked for."""
+        if due.steps is not None:
+            return self._read_out.sampled(self._frame(shape), due.steps, has_ends=due.has_ends)
+        self._run_greedy(self._read_shape(shape), has_ends=due.has_ends)
+        return None
 
-    def _greedy_end(self, shape: TickShape, has_ends: bool) -> None:
-        frame = self._frame(shape)
-        states, x = self._read_out.head_inputs(frame, self._backend.attention)
-        self._read_out.greedy(frame, states, x, has_ends=has_ends)
+    def _run_greedy(self, shape: TickShape, *, has_ends: bool) -> None:
+        part = Part("greedy", shape, has_ends)
+        self._runner.run(part, lambda: self._read_out.greedy(self._frame(shape), has_ends=has_ends))
+
+    def _read_shape(self, shape: TickShape) -> TickShape:
+        """Without coda layers only ends of prompts matter, and they have a table of their own."""
+        return shape if self._model.spec.coda_layers else TickShape(shape.decode_rows, 0)
 
     # Prompt scores, which are rare: outside graphs, and before tokens move their slots on
 
@@ -226,7 +188,7 @@ class DeviceTick:
         ]
         if not wanted:
             return []
-        _, x = self._read_out.head_inputs(self._frame(shape), self._backend.attention)
+        _, x = head_inputs(self._model, self._tensors, self._frame(shape), self._backend.attention)
         return [self._score_chunk(chunk, x[start : start + chunk.count]) for chunk, start in wanted]
 
     def _score_chunk(self, chunk: Chunk, x: Tensor) -> ScoreParts:
@@ -245,9 +207,8 @@ class DeviceTick:
     ) -> DeviceTicket:
         padding: list[Resident | None] = [None] * (shape.decode_rows - len(work.decode))
         ends = [chunk.resident if samples_at_end(chunk, self._slots.loops) else None for chunk in work.chunks]
-        flags, samples = self._results.to_host(
-            shape.decode_rows, candidates(shape.decode_rows, due.has_ends) if due.reads_out else 0
-        )
+        candidates = candidate_count(shape.decode_rows, due.has_ends) if due.reads_out else 0
+        flags, samples = self._tensors.results.to_host(shape.decode_rows, candidates)
         return DeviceTicket(
             decode_rows=len(work.decode),
             candidates=[*work.decode, *padding, *ends],
@@ -257,6 +218,14 @@ class DeviceTick:
             scores=scores,
             event=record(self._slots.device),
         )
+
+
+def make_tensors(slots: SlotTable, ladder: Ladder) -> TickTensors:
+    """What ticks over `slots` need besides, for shapes up to the ladder's last rungs."""
+    inputs = TickInputs(ladder, slots.sink, slots.device)
+    states = slots.state.new_zeros(inputs.state_rows + 1, slots.state.shape[1])
+    most = ladder.decode[-1]
+    return TickTensors(slots, inputs, states, ResultColumns(most, candidate_count(most, has_ends=True), slots.device))
 
 
 def _starts(chunks: list[Chunk], first: int) -> list[tuple[Chunk, int]]:

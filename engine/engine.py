@@ -10,16 +10,16 @@ import dataclasses
 import platform
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 
-from epicycle.engine.device_tick import DeviceTick
+from epicycle.engine.device_tick import DeviceTick, make_tensors
 from epicycle.engine.errors import EngineError, OptionError
 from epicycle.engine.exits import registry as exits
-from epicycle.engine.graph_runner import PlainRunner, RunCounters, Runner
-from epicycle.engine.kernels.ops import Ops
+from epicycle.engine.graph_runner import PlainRunner, RunCounters
 from epicycle.engine.kernels.plain import PlainOps
-from epicycle.engine.kernels.tiled import TiledOps, Tiling
+from epicycle.engine.kernels.tiled import TiledOps
 from epicycle.engine.models.base import LoopedModel
 from epicycle.engine.models.build import assemble, weights_fingerprint
 from epicycle.engine.models.config import read_spec
@@ -34,7 +34,7 @@ from epicycle.engine.sampling import MAX_ALTERNATIVES
 from epicycle.engine.selfcheck import ATTENTION_TOKENS, check_attention, choose_ops
 from epicycle.engine.slots import MAX_LOGIT_BIAS, MAX_STOP_IDS, SlotTable, slot_bytes
 from epicycle.engine.tick import EagerTick, Tick
-from epicycle.engine.tick_backend import PlainBackend, TickBackend
+from epicycle.engine.tick_backend import plain_backend
 from epicycle.engine.tick_inputs import Ladder
 from epicycle.kvstore.geometry import KvGeometry
 from epicycle.kvstore.layouts import KvLayout, build_layout
@@ -46,9 +46,14 @@ from epicycle.transport.wire.output import Fin, TokenBatch
 from epicycle.transport.wire.plan import Join, Plan
 from epicycle.transport.wire.request import LoopBounds, Sampling
 
+if TYPE_CHECKING:
+    from epicycle.engine.graphs import CaptureReport
+    from epicycle.engine.kernels.triton_ops import TritonOps
+
 CPU_KV_BYTES = 512 << 20
 GPU_KV_SHARE = 0.9  # of what is free once the weights are loaded
-PROMPT_CHUNK_TOKENS = {"cpu": 64, "cuda": 256}
+PROMPT_CHUNK_TOKENS = {"cpu": 64, "cuda": 512}
+IDLE_CHUNK_TOKENS = {"cpu": 64, "cuda": 2048}  # where nothing decodes
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 Progress = Callable[[str], None]
@@ -69,12 +74,15 @@ class Engine:
         self.device = pool.device
         self.chunk_tokens = options.prompt_chunk_tokens or PROMPT_CHUNK_TOKENS[self.device.type]
         self.rule_name = _rule_name(options, files, self.spec)
-        self._rule_entry = exits.RULES[self.rule_name]
-        self._rule = exits.load(self.rule_name, _rule_setup(options, files, self.spec, self.device))
+        self.rule_entry = exits.RULES[self.rule_name]
+        self.rule = exits.load(self.rule_name, _rule_setup(options, files, self.spec, self.device))
         self._row_tile = row_tile
         kind = options.tick if options.tick != "auto" else "eager" if self.device.type == "cpu" else "device"
         self._has_device_tick = kind == "device"
+        self._most_prompt_rows = options.prompt_chunk_tokens or IDLE_CHUNK_TOKENS[self.device.type]
         self._device_tick: tuple[SlotTable, DeviceTick] | None = None
+        self._triton_ops: TritonOps | None = None
+        self.capture: CaptureReport | None = None  # of the graphs, once they are there
 
     @classmethod
     def load(cls, options: EngineOptions, on_progress: Progress = lambda _: None) -> Engine:
@@ -87,7 +95,7 @@ class Engine:
         spec = serve_loops(published, options.loops)
         dtype = resolve_dtype(options.dtype, device)
         on_progress("checking numerics")
-        ops, row_tile = _make_ops(options, spec, dtype, device)
+        ops, row_tile = _make_ops(options, spec, dtype, device, on_progress)
         on_progress(f"loading {source} weights of {files.served_id}")
         if source == "random":
             tensors = random_weights(published, seed=options.random_seed, dtype=dtype, device=device)
@@ -98,7 +106,10 @@ class Engine:
         layout = make_layout(options, spec, dtype)
         plan = plan_engine_pool(options, spec, layout, device)
         pool = KvPool(layout, plan.total_pages, dtype, device)
-        return cls(options, files, model, pool, plan, row_tile)
+        engine = cls(options, files, model, pool, plan, row_tile)
+        engine._triton_ops = None if isinstance(ops, PlainOps | TiledOps) else ops
+        engine.prepare(on_progress)
+        return engine
 
     @property
     def run_counters(self) -> RunCounters | None:
@@ -107,7 +118,10 @@ class Engine:
 
     def new_pump(self, epoch: int, clock: Callable[[], float] = time.monotonic) -> Pump:
         """A pump with empty slots. Pumps share the pool: use one at a time."""
-        slots, tick = self._new_tick()
+        return self.make_pump(*self._new_tick(), epoch, clock)
+
+    def make_pump(self, slots: SlotTable, tick: Tick, epoch: int, clock: Callable[[], float] = time.monotonic) -> Pump:
+        """A pump over a tick of one's own on `slots`, which nobody else uses."""
         return Pump(
             tick,
             slots,
@@ -125,25 +139,44 @@ class Engine:
     def _new_tick(self) -> tuple[SlotTable, Tick]:
         """Slots with nobody in them and a tick over them. On a GPU both are made once: graphs hold their addresses."""
         if not self._has_device_tick:
-            slots = self._new_slots()
-            return slots, EagerTick(self.model, self.pool, slots, self._rule, self._rule_entry, self._row_tile)
-        if self._device_tick is None:
-            slots = self._new_slots()
-            backend = PlainBackend(self.pool, slots.page_table)
-            self._device_tick = slots, self._new_device_tick(slots, backend, PlainRunner())
+            slots = self.new_slots()
+            return slots, EagerTick(self.model, self.pool, slots, self.rule, self.rule_entry, self._row_tile)
+        self.prepare()
+        assert self._device_tick is not None
         slots, tick = self._device_tick
         tick.new_epoch()
         return slots, tick
 
-    def _new_device_tick(self, slots: SlotTable, backend: TickBackend, runner: Runner) -> DeviceTick:
-        ladder = Ladder.of(self.plan.slots, self.chunk_tokens)
-        return DeviceTick(self.model, slots, self._rule, self._rule_entry, backend, ladder, runner)
+    def prepare(self, on_progress: Progress = lambda _: None) -> None:
+        """Make the device tick, where ticks are such, and capture its graphs; `new_pump` does it otherwise."""
+        if not self._has_device_tick or self._device_tick is not None:
+            return
+        slots = self.new_slots()
+        tensors = make_tensors(slots, Ladder.of(self.plan.slots, self._most_prompt_rows))
+        if self.device.type == "cpu":
+            backend = plain_backend(self.model, self.pool, tensors, self.rule, self.rule_entry)
+            self._device_tick = slots, DeviceTick(self.model, tensors, backend, PlainRunner())
+            return
+        from epicycle.engine import gpu
 
-    def _new_slots(self) -> SlotTable:
+        tick, self.capture = gpu.make_tick(
+            self.model,
+            self._triton_ops,
+            self.pool,
+            tensors,
+            self.rule,
+            self.rule_name,
+            has_graphs=self.options.graphs == "on",
+            on_progress=on_progress,
+        )
+        self._device_tick = slots, tick
+
+    def new_slots(self) -> SlotTable:
+        """Columns for this engine's slots, with nobody in them."""
         return SlotTable(
             self.plan.slots,
             self.spec,
-            self._rule_entry,
+            self.rule_entry,
             context_tokens=self.plan.context_tokens,
             page_tokens=self.pool.page_tokens,
             zero_page=self.pool.zero_page,
@@ -153,7 +186,7 @@ class Engine:
 
     def _is_fixed_depth(self, exit_threshold: float) -> bool:
         """Whether every token of a request with this threshold takes all its loops."""
-        entry = self._rule_entry
+        entry = self.rule_entry
         return not entry.needs_trace and (not entry.adaptive or exit_threshold >= 1.0)
 
     def canary(self) -> None:
@@ -188,7 +221,7 @@ class Engine:
 
     def capabilities(self) -> Capabilities:
         """The facts the others validate and account by."""
-        facts, entry = self.pool.facts, self._rule_entry
+        facts, entry = self.pool.facts, self.rule_entry
         source: WeightSource = "random" if self.options.weights == "random" else "checkpoint"
         return Capabilities(
             model_id=self.files.served_id,
@@ -285,12 +318,18 @@ def plan_engine_pool(options: EngineOptions, spec: ModelSpec, layout: KvLayout, 
     )
 
 
-def _make_ops(options: EngineOptions, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> tuple[Ops, int]:
-    """(operations, the multiple of rows they like); on a CPU with invariant numerics they have been checked."""
+def _make_ops(
+    options: EngineOptions, spec: ModelSpec, dtype: torch.dtype, device: torch.device, on_progress: Progress
+) -> tuple[PlainOps | TiledOps | TritonOps, int]:
+    """(operations, the multiple of rows they like); with invariant numerics they have been checked."""
     if options.numerics == "fast":
         return PlainOps(), 1
     if device.type != "cpu":
-        return TiledOps(Tiling(16, is_blocked=True)), 16
+        from epicycle.engine import gpu
+
+        most_rows = options.slots + (options.prompt_chunk_tokens or PROMPT_CHUNK_TOKENS["cuda"])
+        most_rows = max(most_rows, options.prompt_chunk_tokens or IDLE_CHUNK_TOKENS["cuda"])
+        return gpu.make_ops(spec, dtype, device, most_rows, on_progress), 1
     chunk = options.prompt_chunk_tokens or PROMPT_CHUNK_TOKENS["cpu"]
     ops = choose_ops(spec, dtype, options.slots + chunk)
     layout = make_layout(options, spec, dtype)

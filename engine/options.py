@@ -50,7 +50,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     loops: int = 0
     """Full depth to serve; 0: the model's own. A lower number serves the model as if it had fewer loops."""
     prompt_chunk_tokens: int = 0
-    """Prompt rows that ride in one tick, over all prompts being read; 0: 64 on a CPU, 256 on a GPU."""
+    """Prompt rows that ride in one tick, over all prompts being read; 0: 64 on a CPU; on a GPU 512, or 2,048 where
+    nothing decodes."""
     numerics: Numerics = "invariant"
     """invariant: a row's bits never depend on its company; fast: the library's defaults."""
     cpu_threads: int = 1

@@ -32,7 +32,8 @@ class KvPool:
         self.k_cells = self.k.view(-1, geometry.kv_heads, geometry.head_dim)
         self.v_cells = self.v.view(-1, geometry.kv_heads, geometry.head_dim)
         offsets = [start - first for start, first in zip(facts.starts, facts.firsts, strict=True)]
-        self._plane_slots = torch.tensor(offsets, dtype=torch.int64, device=device)
+        # [planes] int64: start(plane) - first(plane), to which a layer's number is added
+        self.plane_starts = torch.tensor(offsets, dtype=torch.int64, device=device)
         recurrent = range(geometry.first_recurrent, geometry.first_recurrent + geometry.recurrent_layers)
         self._recurrent_cells = torch.tensor(list(recurrent), device=device) * facts.page_tokens
 
@@ -51,7 +52,7 @@ class KvPool:
 
     def cells(self, pages: Tensor, planes: Tensor, offsets: Tensor) -> Tensor:
         """int64 cells of layer 0, from equally shaped pages, planes and offsets inside the page."""
-        slots = pages.to(torch.int64) * self.facts.slots_per_page + self._plane_slots[planes]
+        slots = pages.to(torch.int64) * self.facts.slots_per_page + self.plane_starts[planes]
         return slots * self.page_tokens + offsets
 
     def write(self, cells: Tensor, layer: int, k: Tensor, v: Tensor) -> None:

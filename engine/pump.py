@@ -20,7 +20,7 @@ from epicycle.engine.outbox import Outbox, StepOutput
 from epicycle.engine.pool import KvPool
 from epicycle.engine.route import Chunk, PromptQueue, Resident, TickWork
 from epicycle.engine.slots import SlotTable, sampling_params
-from epicycle.engine.tick import PromptScores, Samples, Tick, Ticket, TickResult
+from epicycle.engine.tick import ANY_NUMBER, PromptScores, Samples, Tick, Ticket, TickResult
 from epicycle.engine.upload import upload
 from epicycle.transport.wire.columns import F32, I32, pack, unpack_list
 from epicycle.transport.wire.output import Fin, PromptLogprobs
@@ -160,9 +160,8 @@ class Pump:
         if self._tick.takes_whole_tokens and self._has_one_depth(decode):
             decode, may_start = self._keep_step(decode)
             loops = self._loops if may_start and decode and decode[0].max_loops == self._loops else 1
-        budget_rows = self._prompts.chunk_tokens
-        if not decode:
-            budget_rows = max(budget_rows, self._tick.idle_chunk_tokens)
+        most_rows = self._tick.most_prompt_rows
+        budget_rows = min(self._prompts.chunk_tokens, most_rows) if decode or most_rows == ANY_NUMBER else most_rows
         chunks = self._prompts.take(budget_rows, may_start=may_start)
         return TickWork(decode, chunks, 1 if chunks else loops)
 

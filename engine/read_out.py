@@ -1,8 +1,8 @@
 """The end of a device tick: which rows get a token, the head, the sampler, and what goes back to the slots.
 
 Owns the order of these steps on the device, without a host value: rows that left (`SlotTable.left`) and prompts that
-end are lined up, samples first; the head and the greedy sampler read how many there are. It must not know how a row
-came to leave, nor messages.
+end are lined up, those due a token first; the head and the greedy sampler read how many there are. It must not know
+how a row came to leave, nor messages.
 """
 
 from __future__ import annotations
@@ -15,11 +15,35 @@ from torch import Tensor
 
 from epicycle.engine.frame import Frame, FrameAttention
 from epicycle.engine.models.base import LoopedModel
-from epicycle.engine.sampler import sample, stops
+from epicycle.engine.sampler import sample
 from epicycle.engine.sampling import SampleRows, SamplerSteps
-from epicycle.engine.slots import SlotTable
-from epicycle.engine.tick_inputs import MOST_CHUNKS, TickInputs
-from epicycle.engine.tickets import Reports, ResultColumns
+from epicycle.engine.settle import TickTensors
+from epicycle.engine.tick_inputs import MOST_CHUNKS
+from epicycle.engine.tickets import Reports
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """M rows that may be due a token, the first `count` [1] int32 of them due. States [M, W], head inputs `x` [M, H].
+
+    `columns` [4, M] int64: candidate number (decode rows, then prompts' ends), slot (the sink where none is due), the
+    position of the token that has run, and its loops.
+    """
+
+    columns: Tensor
+    states: Tensor
+    x: Tensor
+    count: Tensor
+
+
+class LineUp(Protocol):
+    def candidates(self, frame: Frame, *, has_ends: bool) -> Candidates:
+        """The rows of a tick that has settled; with `has_ends` prompts that end are among them."""
+        ...
+
+    def feed_back(self, found: Candidates, tokens: Tensor, is_finite: Tensor) -> None:
+        """Tokens [M] of the rows that are due one: to the slots, with whether the request goes on, and to the host."""
+        ...
 
 
 class Greedy(Protocol):
@@ -32,106 +56,101 @@ def plain_greedy(logits: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
     return logits.argmax(dim=-1), torch.isfinite(logits).all(dim=-1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidates:
-    """M candidates, those to be sampled first. All [M] int64 but `x` [M, H], `is_due` [M] bool and `count` [1]."""
+def head_inputs(
+    model: LoopedModel, tensors: TickTensors, frame: Frame, attention: FrameAttention
+) -> tuple[Tensor, Tensor]:
+    """(states, head inputs) of all rows after their last loop.
 
-    number: Tensor
-    slots: Tensor
-    positions: Tensor
-    depths: Tensor
-    states: Tensor
-    x: Tensor
-    is_due: Tensor
-    count: Tensor
+    They mean something for rows that are done: decode rows that left, and prompt rows at the model's last loop. The
+    coda runs for those only.
+    """
+    slots, decode = tensors.slots, frame.decode_rows
+    states = torch.cat((slots.state[frame.slots[:decode]], tensors.states[tensors.state_rows(frame)]))
+    if model.spec.coda_layers:
+        is_done = torch.cat((slots.left[frame.slots[:decode]], frame.depths[decode:] == slots.loops - 1))
+        frame = frame.only(is_done)
+    return states, model.coda(states, attention.rows(frame))
+
+
+class PlainLineUp:
+    """Meets `LineUp` for every model and rule."""
+
+    def __init__(self, model: LoopedModel, tensors: TickTensors, attention: FrameAttention) -> None:
+        self._model = model
+        self._tensors = tensors
+        self._attention = attention
+
+    def candidates(self, frame: Frame, *, has_ends: bool) -> Candidates:
+        slots, decode = self._tensors.slots, frame.decode_rows
+        slot = frame.slots[:decode]
+        is_due, loops, position = slots.left[slot], slots.ran[slot], frame.positions[:decode]
+        if has_ends:
+            _, end_slot, _, end_position = self._tensors.inputs.ends
+            is_due = torch.cat((is_due, end_slot != slots.sink))
+            slot = torch.cat((slot, end_slot))
+            position = torch.cat((position, end_position))
+            loops = torch.cat((loops, torch.full_like(end_slot, slots.loops)))
+        number = torch.argsort(~is_due, stable=True)
+        to = torch.where(is_due[number], slot[number], slots.sink)
+        columns = torch.stack((number, to, position[number], loops[number]))
+        states, x = self._head_inputs(frame, has_ends=has_ends)
+        return Candidates(columns, states[number], x[number], is_due.sum(dtype=torch.int32).view(1))
+
+    def _head_inputs(self, frame: Frame, *, has_ends: bool) -> tuple[Tensor, Tensor]:
+        """[M, W] and [M, H] of the candidates by number."""
+        tensors, slot = self._tensors, frame.slots[: frame.decode_rows]
+        if self._model.spec.coda_layers:
+            states, x = head_inputs(self._model, tensors, frame, self._attention)
+            row = torch.arange(len(slot), device=slot.device)
+            if has_ends:
+                row = torch.cat((row, tensors.inputs.ends[0] + len(slot)))
+            return states[row], x[row]
+        states = tensors.slots.state[slot]
+        if has_ends:
+            states = torch.cat((states, tensors.states[tensors.inputs.ends[2]]))
+        return states, self._model.coda(states, self._attention.rows(frame))
+
+    def feed_back(self, found: Candidates, tokens: Tensor, is_finite: Tensor) -> None:
+        slots = self._tensors.slots
+        number, to, positions, loops = found.columns.unbind(0)
+        is_due = torch.arange(len(to), device=to.device) < found.count
+        is_stop = (tokens.unsqueeze(1) == slots.sampling.stop_ids[to]).any(dim=1)
+        outputs = slots.outputs[to] + 1
+        slots.token[to] = tokens
+        slots.position[to] = positions + 1
+        slots.outputs[to] = outputs
+        slots.is_decoding[to] = is_due & is_finite.to(torch.bool) & ~is_stop & (outputs < slots.max_tokens[to])
+        if slots.previous_final is not None:
+            slots.previous_final[to] = found.states[:, : self._model.spec.hidden_size]
+        self._tensors.results.write_samples(found.count, [number, tokens, loops, is_finite, is_stop])
 
 
 class ReadOut:
-    """`states` [state rows + 1, W] are the prompt rows' states."""
-
-    def __init__(
-        self,
-        model: LoopedModel,
-        slots: SlotTable,
-        inputs: TickInputs,
-        states: Tensor,
-        results: ResultColumns,
-        greedy: Greedy = plain_greedy,
-    ) -> None:
+    def __init__(self, model: LoopedModel, tensors: TickTensors, line_up: LineUp, greedy: Greedy) -> None:
         self._model = model
-        self._slots = slots
-        self._inputs = inputs
-        self._states = states
-        self._results = results
+        self._slots = tensors.slots
+        self._line_up = line_up
         self._greedy = greedy
 
-    def head_inputs(self, frame: Frame, attention: FrameAttention) -> tuple[Tensor, Tensor]:
-        """(states, head inputs) of all rows after their last loop. Only rows that are done mean anything: those whose
-        coda runs are decode rows that left and prompt rows at the model's last loop."""
-        decode = frame.decode_rows
-        states = torch.cat((self._slots.state[frame.slots[:decode]], self._states[self._prompt_rows(frame)]))
-        if not self._model.spec.coda_layers:
-            return states, self._model.coda(states, attention.rows(frame))
-        is_done = torch.cat((self._slots.left[frame.slots[:decode]], frame.depths[decode:] == self._slots.loops - 1))
-        return states, self._model.coda(states, attention.rows(frame.only(is_done)))
-
-    def _prompt_rows(self, frame: Frame) -> Tensor:
-        return self._inputs.prompt_columns(frame.prompt_rows)[4]
-
-    def greedy(self, frame: Frame, states: Tensor, x: Tensor, *, has_ends: bool) -> None:
+    def greedy(self, frame: Frame, *, has_ends: bool) -> None:
         """The likeliest token of every row that is due one."""
-        found = self._candidates(frame, states, x, has_ends)
+        found = self._line_up.candidates(frame, has_ends=has_ends)
         tokens, is_finite = self._greedy(self._model.head(found.x, found.count), found.count)
-        is_stop = (tokens.unsqueeze(1) == self._slots.sampling.stop_ids[found.slots]).any(dim=1)
-        self._feed_back(found, tokens, is_finite.to(torch.bool), is_stop)
+        self._line_up.feed_back(found, tokens, is_finite)
 
-    def sampled(self, frame: Frame, states: Tensor, x: Tensor, steps: SamplerSteps, *, has_ends: bool) -> Reports:
+    def sampled(self, frame: Frame, steps: SamplerSteps, *, has_ends: bool) -> Reports:
         """A token of every row that is due one, by all of `steps`."""
-        found, slots = self._candidates(frame, states, x, has_ends), self._slots
-        rows: SampleRows = slots.sampling.gather(found.slots, found.positions + 1, slots.outputs[found.slots], steps)
+        slots, found = self._slots, self._line_up.candidates(frame, has_ends=has_ends)
+        _, to, positions, _ = found.columns.unbind(0)
+        rows: SampleRows = slots.sampling.gather(to, positions + 1, slots.outputs[to], steps)
         sampled = sample(self._model.head(found.x, found.count), rows, steps)
         if steps.penalise:
-            slots.sampling.count(found.slots, sampled.tokens, sampled.is_finite & found.is_due)
-        self._feed_back(found, sampled.tokens, sampled.is_finite, stops(sampled.tokens, rows))
+            is_due = torch.arange(len(to), device=to.device) < found.count
+            slots.sampling.count(to, sampled.tokens, sampled.is_finite & is_due)
+        self._line_up.feed_back(found, sampled.tokens, sampled.is_finite)
         return Reports(sampled.logprob, sampled.top_ids, sampled.top_logprobs)
 
-    def _candidates(self, frame: Frame, states: Tensor, x: Tensor, has_ends: bool) -> _Candidates:
-        slots, decode = self._slots, frame.decode_rows
-        slot = frame.slots[:decode]
-        is_due, row = slots.left[slot], torch.arange(decode, device=slot.device)
-        depths = slots.ran[slot]
-        if has_ends:
-            end_row, end_slot, _ = self._inputs.ends
-            is_due = torch.cat((is_due, end_slot != slots.sink))
-            row = torch.cat((row, end_row + decode))
-            slot = torch.cat((slot, end_slot))
-            depths = torch.cat((depths, torch.full_like(end_slot, slots.loops)))
-        number = torch.argsort(~is_due, stable=True)  # samples first, in the order of the rows
-        row, slot, is_due = row[number], slot[number], is_due[number]
-        return _Candidates(
-            number=number,
-            slots=torch.where(is_due, slot, slots.sink),
-            positions=frame.positions[row],
-            depths=depths[number],
-            states=states[row],
-            x=x[row],
-            is_due=is_due,
-            count=is_due.sum(dtype=torch.int32).view(1),
-        )
 
-    def _feed_back(self, found: _Candidates, tokens: Tensor, is_finite: Tensor, is_stop: Tensor) -> None:
-        """Token, position and count go back to the slots, and whether the request goes on; results to the host."""
-        slots, to = self._slots, found.slots
-        outputs = slots.outputs[to] + 1
-        slots.token[to] = tokens
-        slots.position[to] = found.positions + 1
-        slots.outputs[to] = outputs
-        slots.is_decoding[to] = found.is_due & is_finite & ~is_stop & (outputs < slots.max_tokens[to])
-        if slots.previous_final is not None:
-            slots.previous_final[to] = found.states[:, : self._model.spec.hidden_size]
-        self._results.write_samples(found.count, [found.number, tokens, found.depths, is_finite, is_stop])
-
-
-def candidates(decode_rows: int, has_ends: bool) -> int:
+def candidate_count(decode_rows: int, has_ends: bool) -> int:
     """How many there are for a tick's shape."""
     return decode_rows + (MOST_CHUNKS if has_ends else 0)

@@ -25,6 +25,7 @@ from epicycle.engine.sampler import sample, stops
 from epicycle.engine.sampling import steps_for
 from epicycle.engine.slots import SlotTable
 
+ANY_NUMBER = 1 << 30
 SCORED_ROWS_AT_ONCE = 64  # vocabulary-wide rows are big
 
 
@@ -96,7 +97,7 @@ class Tick(Protocol):
 
     most_chunks: int  # that one tick takes
     takes_whole_tokens: bool  # `TickWork.loops` may be more than 1
-    idle_chunk_tokens: int  # prompt rows that a tick without decode rows may hold; 0: no more than any other
+    most_prompt_rows: int  # that one tick takes, and should take where nothing decodes; or ANY_NUMBER
 
     def launch(self, work: TickWork) -> Ticket: ...
 
@@ -108,9 +109,9 @@ class Tick(Protocol):
 class EagerTick:
     """Runs ticks on the device of its tensors; `row_tile` is the multiple of rows that the model's operations like."""
 
-    most_chunks = 1 << 30
+    most_chunks = ANY_NUMBER
     takes_whole_tokens = False
-    idle_chunk_tokens = 0
+    most_prompt_rows = ANY_NUMBER
 
     def __init__(
         self, model: LoopedModel, pool: KvPool, slots: SlotTable, rule: ExitRule, needs: RuleEntry, row_tile: int

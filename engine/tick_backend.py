@@ -1,60 +1,73 @@
-"""What a device tick leaves to the machine: finding its rows, one loop of the model, the fill of deeper planes, argmax.
+"""What a device tick leaves to the machine: how its rows are found, settled, lined up and read.
 
-Owns the seam (`TickBackend`) and its plain side, torch expressions that run anywhere; `tick_kernels` is the other. It
-must not know the order of a tick's steps.
+Owns `TickBackend`, the parts a tick is put together from, with the two seams no other file has, and the plain side:
+torch expressions that run anywhere. `tick_kernels` is the other side. It must not know the order of a tick's steps.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from epicycle.engine.exits.base import ExitRule
+from epicycle.engine.exits.registry import RuleEntry
 from epicycle.engine.frame import Frame, FrameAttention, PlainAttention
 from epicycle.engine.models.base import LoopedModel
 from epicycle.engine.pool import KvPool
-from epicycle.engine.read_out import Greedy, plain_greedy
+from epicycle.engine.read_out import Greedy, LineUp, PlainLineUp, plain_greedy
+from epicycle.engine.settle import PlainSettle, Settle, TickTensors
 from epicycle.engine.slots import SlotTable
 from epicycle.engine.tick_inputs import TickInputs, TickShape
 
 
-class TickBackend(Protocol):
-    @property
-    def attention(self) -> FrameAttention: ...
-
-    @property
-    def greedy(self) -> Greedy: ...
-
-    def route(self, slots: SlotTable, inputs: TickInputs, shape: TickShape) -> Frame:
+class Route(Protocol):
+    def __call__(self, slots: SlotTable, inputs: TickInputs, shape: TickShape) -> Frame:
         """The rows of a tick as the slots stand now. A decode row is live while its request goes on and its lease
         covers its position; a prompt row unless it is padding."""
         ...
 
-    def loop(self, model: LoopedModel, state: Tensor, frame: Frame) -> tuple[Tensor, Tensor | None]:
+
+class RunLoop(Protocol):
+    def __call__(self, state: Tensor, frame: Frame) -> tuple[Tensor, Tensor | None]:
         """`LoopedModel.loop` of the frame's rows; what comes out for inert rows means nothing."""
         ...
 
-    def commit(self, slots: SlotTable, frame: Frame, leave: Tensor, done: Tensor) -> None:
-        """Fill the deeper planes of decode rows that leave [B] bool after `done` [B] int64 loops."""
-        ...
+
+@dataclass(frozen=True, slots=True)
+class TickBackend:
+    attention: FrameAttention
+    route: Route
+    run_loop: RunLoop
+    settle: Settle
+    line_up: LineUp
+    greedy: Greedy
 
 
-class PlainBackend:
-    """Meets `TickBackend` with torch alone. Attention and commits look at the device's flags."""
+def plain_backend(
+    model: LoopedModel, pool: KvPool, tensors: TickTensors, rule: ExitRule, needs: RuleEntry
+) -> TickBackend:
+    """Torch alone. Attention and commits look at the device's flags, which is a wait on a GPU."""
+    attention = PlainAttention(pool, tensors.slots.page_table)
+    return TickBackend(
+        attention=attention,
+        route=plain_route,
+        run_loop=lambda state, frame: model.loop(state, attention.rows(frame)),
+        settle=PlainSettle(tensors, rule, needs, PlainCommit(pool)),
+        line_up=PlainLineUp(model, tensors, attention),
+        greedy=plain_greedy,
+    )
 
-    def __init__(self, pool: KvPool, page_table: Tensor) -> None:
+
+class PlainCommit:
+    """Meets `settle.Commit`."""
+
+    def __init__(self, pool: KvPool) -> None:
         self._pool = pool
-        self.attention: FrameAttention = PlainAttention(pool, page_table)
-        self.greedy: Greedy = plain_greedy
 
-    def route(self, slots: SlotTable, inputs: TickInputs, shape: TickShape) -> Frame:
-        return plain_route(slots, inputs, shape)
-
-    def loop(self, model: LoopedModel, state: Tensor, frame: Frame) -> tuple[Tensor, Tensor | None]:
-        return model.loop(state, self.attention.rows(frame))
-
-    def commit(self, slots: SlotTable, frame: Frame, leave: Tensor, done: Tensor) -> None:
+    def __call__(self, slots: SlotTable, frame: Frame, leave: Tensor, done: Tensor) -> None:
         leavers = leave.nonzero().squeeze(1)
         slot, position = frame.slots[leavers], frame.positions[leavers]
         pages = slots.pages_at(slot, position, self._pool.page_tokens)
@@ -62,7 +75,6 @@ class PlainBackend:
 
 
 def plain_route(slots: SlotTable, inputs: TickInputs, shape: TickShape) -> Frame:
-    """See `TickBackend.route`."""
     decode = inputs.decode_slots(shape.decode_rows)
     prompt_slots, prompt_positions, prompt_depths, prompt_ends, _ = inputs.prompt_columns(shape.prompt_rows)
     positions, done = slots.position[decode], slots.loops_done[decode]

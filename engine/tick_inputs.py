@@ -18,7 +18,8 @@ from torch import Tensor
 from epicycle.engine.route import Chunk, TickWork
 
 MOST_CHUNKS = 32
-_CHUNK_COLUMNS = 5  # first prompt row, rows; last prompt row, its slot (the sink where no sample is due), its state row
+# First prompt row, rows; last prompt row, its slot (the sink where no sample is due), state row and position
+_CHUNK_COLUMNS = 6
 _PROMPT_COLUMNS = 5  # slot, position, depth, end, state row
 DECODE_RUNGS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 256)
 PROMPT_RUNGS = (128, 256, 512, 1024, 2048)
@@ -81,10 +82,14 @@ class TickInputs:
         """[rows]"""
         return self._decode[:rows]
 
-    def prompt_columns(self, rows: int) -> tuple[Tensor, ...]:
-        """slots, positions, depths, ends and state rows, each [rows]."""
+    def prompt_table(self, rows: int) -> Tensor:
+        """[5, rows]: slots, positions, depths, ends and state rows."""
         flat = self._prompt[self._chunk_numbers : self._chunk_numbers + _PROMPT_COLUMNS * rows]
-        return flat.view(_PROMPT_COLUMNS, rows).unbind(0)
+        return flat.view(_PROMPT_COLUMNS, rows)
+
+    def prompt_columns(self, rows: int) -> tuple[Tensor, ...]:
+        """`prompt_table` column by column."""
+        return self.prompt_table(rows).unbind(0)
 
     @property
     def chunks(self) -> Tensor:
@@ -93,9 +98,10 @@ class TickInputs:
 
     @property
     def ends(self) -> tuple[Tensor, ...]:
-        """Last prompt row, slot and state row, each [C], of chunks whose last row is sampled from; else the sinks."""
+        """Last prompt row, slot, state row and position, each [C], of chunks whose last row is sampled from; else the
+        sinks."""
         flat = self._prompt[2 * MOST_CHUNKS : self._chunk_numbers]
-        return flat.view(3, MOST_CHUNKS).unbind(0)
+        return flat.view(4, MOST_CHUNKS).unbind(0)
 
     # What the host writes
 
@@ -106,6 +112,11 @@ class TickInputs:
         if work.chunks:
             self._send(self._prompt, self._prompt_numbers(work.chunks, shape.prompt_rows, loops))
         return shape
+
+    def place_padding(self, shape: TickShape) -> None:
+        """Rows of a tick of this shape in which nobody is."""
+        self._place_decode([], shape.decode_rows)
+        self._send(self._prompt, self._prompt_numbers([], shape.prompt_rows, 0))
 
     def _place_decode(self, slots: list[int], rows: int) -> None:
         padded = slots + [self._slot_sink] * (rows - len(slots))
@@ -127,7 +138,7 @@ class TickInputs:
             columns[1, at], columns[4, at] = np.arange(chunk.first, chunk.end), held
             table[0, place], table[1, place] = start, chunk.count
             if samples_at_end(chunk, loops):
-                table[2, place], table[3, place], table[4, place] = at.stop - 1, chunk.resident.slot, held[-1]
+                table[2:, place] = at.stop - 1, chunk.resident.slot, held[-1], chunk.end - 1
             start = at.stop
         for chunk in chunks:
             if chunk.depth + 1 == loops:

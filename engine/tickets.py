@@ -57,22 +57,27 @@ class ResultColumns:
     def __init__(self, decode_rows: int, candidates: int, device: torch.device) -> None:
         self._flags = 2 * decode_rows
         size = self._flags + 1 + _SAMPLE_COLUMNS * candidates
-        self._device = torch.zeros(size, dtype=torch.int64, device=device)
+        self._device: Tensor = torch.zeros(size, dtype=torch.int64, device=device)
+
+    def of_rows(self, decode_rows: int) -> Tensor:
+        """[2 B]"""
+        return self._device[: 2 * decode_rows]
+
+    def of_samples(self, candidates: int) -> Tensor:
+        """[1 + 5 M]"""
+        return self._device[self._flags : self._flags + 1 + _SAMPLE_COLUMNS * candidates]
 
     def write_rows(self, ran: Tensor, left: Tensor) -> None:
-        self._device[: 2 * len(ran)].copy_(torch.cat((ran, left.to(torch.int64))))
+        self.of_rows(len(ran)).copy_(torch.cat((ran, left.to(torch.int64))))
 
     def write_samples(self, count: Tensor, columns: list[Tensor]) -> None:
         flat = torch.cat((count.to(torch.int64), *(column.to(torch.int64) for column in columns)))
-        self._device[self._flags : self._flags + len(flat)].copy_(flat)
+        self.of_samples(len(columns[0])).copy_(flat)
 
     def to_host(self, decode_rows: int, candidates: int) -> tuple[Tensor, Tensor | None]:
         """Copies on their way to the host: [2, decode_rows], and [1 + 5 M] where there are candidates."""
-        flags = _to_host(self._device[: 2 * decode_rows]).view(2, decode_rows)
-        if not candidates:
-            return flags, None
-        end = self._flags + 1 + _SAMPLE_COLUMNS * candidates
-        return flags, _to_host(self._device[self._flags : end])
+        flags = _to_host(self.of_rows(decode_rows)).view(2, decode_rows)
+        return flags, _to_host(self.of_samples(candidates)) if candidates else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,12 @@ class TritonOps:
         picked = self._choices.picked.get((kind.name, step_for(rows))) if self._choices is not None else None
         return picked or untimed(kind, rows)
 
+    def product(self, x: Tensor, weight: Tensor, epilogue: str = "plain") -> Tensor:
+        """A product as its kernel leaves it: `linear`'s, or float32 parts of it [P, N, O]; with epilogue "pair" of a
+        fused gate and up, `silu_mul` of their products."""
+        kind = kind_of(weight, epilogue)
+        return run_product(kind, x, weight, self._config(kind, len(x)))
+
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         kind = kind_of(weight)
         if bias is None:
@@ -72,6 +78,11 @@ class TritonOps:
 
 def kind_of(weight: Tensor, epilogue: str = "plain") -> Product:
     """The product that multiplies by `weight`, named by its shape."""
-    outputs, inputs = weight.shape
-    chunks = canonical_chunks(outputs, inputs) if epilogue == "plain" else 1
-    return Product(f"{epilogue} {outputs}x{inputs}", outputs, inputs, epilogue, chunks)
+    return product_of(weight.shape[0], weight.shape[1], epilogue)
+
+
+def product_of(weight_rows: int, inputs: int, epilogue: str = "plain") -> Product:
+    """The product of a weight [weight_rows, inputs]."""
+    chunks = canonical_chunks(weight_rows, inputs) if epilogue == "plain" else 1
+    outputs = weight_rows // 2 if epilogue == "pair" else weight_rows
+    return Product(f"{epilogue} {weight_rows}x{inputs}", outputs, inputs, epilogue, chunks)

@@ -25,7 +25,7 @@ _Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
+class Block:
     norms: tuple[Tensor, Tensor, Tensor, Tensor]
     qkv: Tensor
     qk_bias: Tensor  # [2 H]: added to the first two thirds of qkv
@@ -48,6 +48,7 @@ class HuginnModel:
     `start_state` "noise" draws each row's first latent state from its (noise seed, position); "zero" is for
     comparison with references that start from zero. A stored `freqs_cis` [1, context, 1, d / 2, 2] float32 in
     `weights` is used as the rotation table, since the published model rotates by it; without one it is recomputed.
+    Weights of the loop can be read by whoever computes the same loop another way.
     """
 
     def __init__(
@@ -56,10 +57,10 @@ class HuginnModel:
         self.spec = spec
         self._ops = ops
         self._embedding = weights.pop("transformer.wte.weight")
-        self._adapter = weights.pop("transformer.adapter.weight")
+        self.adapter = weights.pop("transformer.adapter.weight")
         self._norm = weights.pop("transformer.ln_f.weight")
-        self._blocks = [_take_block(weights, prefix) for prefix in block_names(spec)]
-        self._cos, self._sin = self._rotation_tables(weights.pop("freqs_cis", None))
+        self.blocks = [_take_block(weights, prefix) for prefix in block_names(spec)]
+        self.cos, self.sin = self._rotation_tables(weights.pop("freqs_cis", None))
         self._noise = (
             quantile_table(spec.init_std, spec.embed_scale, self._embedding.device) if start_state == "noise" else None
         )
@@ -71,7 +72,7 @@ class HuginnModel:
 
     def loop(self, state: Tensor, rows: Rows) -> tuple[Tensor, Tensor | None]:
         first, count = self.spec.first_recurrent, self.spec.recurrent_layers
-        latent = self._ops.linear(state, self._adapter)
+        latent = self._ops.linear(state, self.adapter)
         latent = self._run(first, count, latent, rows.attend, self._turn(rows))
         return torch.cat((latent, state[:, self.spec.hidden_size :]), dim=1), None
 
@@ -92,7 +93,7 @@ class HuginnModel:
         return self._ops.start_noise(self._noise, rows.noise_seeds, rows.positions, width, dtype)
 
     def _turn(self, rows: Rows) -> _Turn:
-        return _Turn(self._cos[rows.positions], self._sin[rows.positions])
+        return _Turn(self.cos[rows.positions], self.sin[rows.positions])
 
     def _run(self, first: int, count: int, x: Tensor, attend: _Attend, turn: _Turn) -> Tensor:
         for layer in range(first, first + count):
@@ -100,7 +101,7 @@ class HuginnModel:
         return x
 
     def _block(self, layer: int, x: Tensor, attend: _Attend, turn: _Turn) -> Tensor:
-        ops, block, eps = self._ops, self._blocks[layer], self.spec.norm_eps
+        ops, block, eps = self._ops, self.blocks[layer], self.spec.norm_eps
         mixed = self._attention(layer, ops.rms_norm(x, block.norms[0], eps), attend, turn)
         x = ops.rms_norm(ops.add(mixed, x), block.norms[1], eps)
         gate, up = ops.linear(ops.rms_norm(x, block.norms[2], eps), block.gate_up).chunk(2, dim=-1)
@@ -108,7 +109,7 @@ class HuginnModel:
         return ops.rms_norm(ops.add(out, x), block.norms[3], eps)
 
     def _attention(self, layer: int, x: Tensor, attend: _Attend, turn: _Turn) -> Tensor:
-        ops, block, spec = self._ops, self._blocks[layer], self.spec
+        ops, block, spec = self._ops, self.blocks[layer], self.spec
         qkv = ops.linear(x, block.qkv)
         width = 2 * spec.hidden_size
         qk = ops.add(qkv[:, :width], block.qk_bias).view(-1, 2 * spec.heads, spec.head_dim)
@@ -126,9 +127,9 @@ class HuginnModel:
         return cos.to(device), sin.to(device)
 
 
-def _take_block(weights: dict[str, Tensor], prefix: str) -> _Block:
+def _take_block(weights: dict[str, Tensor], prefix: str) -> Block:
     first, second, third, fourth = (weights.pop(f"{prefix}.norm_{index}.weight") for index in (1, 2, 3, 4))
-    return _Block(
+    return Block(
         (first, second, third, fourth),
         qkv=weights.pop(f"{prefix}.attn.Wqkv.weight"),
         qk_bias=weights.pop(f"{prefix}.attn.qk_bias").reshape(-1),

@@ -18,7 +18,7 @@ from epicycle.engine.models.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
+class Layer:
     projections: Projections
     before_attention: Tensor
     after_attention: Tensor
@@ -27,18 +27,21 @@ class _Layer:
 
 
 class OuroModel:
-    """See `base.LoopedModel`. The constructor consumes `weights` (public names, one device, one dtype)."""
+    """See `base.LoopedModel`. The constructor consumes `weights` (public names, one device, one dtype).
+
+    Weights of the loop can be read by whoever computes the same loop another way.
+    """
 
     def __init__(self, spec: ModelSpec, weights: dict[str, Tensor], ops: Ops) -> None:
         self.spec = spec
         self._ops = ops
         self._embedding = weights.pop("model.embed_tokens.weight")
-        self._norm = weights.pop("model.norm.weight")
-        self._gate = weights.pop("model.early_exit_gate.weight")
-        self._gate_bias = weights.pop("model.early_exit_gate.bias")
+        self.norm = weights.pop("model.norm.weight")
+        self.gate = weights.pop("model.early_exit_gate.weight")
+        self.gate_bias = weights.pop("model.early_exit_gate.bias")
         self._head = weights.pop("lm_head.weight")
-        self._layers = [_take_layer(weights, f"model.layers.{index}") for index in range(spec.layers)]
-        self._cos, self._sin = half_tables(
+        self.layers = [_take_layer(weights, f"model.layers.{index}") for index in range(spec.layers)]
+        self.cos, self.sin = half_tables(
             spec.head_dim,
             spec.rope_theta,
             spec.context_tokens,
@@ -51,15 +54,15 @@ class OuroModel:
 
     def loop(self, state: Tensor, rows: Rows) -> tuple[Tensor, Tensor | None]:
         ops, eps = self._ops, self.spec.norm_eps
-        turn = Rotation(self._cos[rows.positions], self._sin[rows.positions])
-        for index, layer in enumerate(self._layers):
+        turn = Rotation(self.cos[rows.positions], self.sin[rows.positions])
+        for index, layer in enumerate(self.layers):
             normed = ops.rms_norm(state, layer.before_attention, eps)
             out = attention(ops, self.spec, layer.projections, normed, index, rows, turn)
             state = ops.add(state, ops.rms_norm(out, layer.after_attention, eps))
             out = mlp(ops, layer.projections, ops.rms_norm(state, layer.before_mlp, eps))
             state = ops.add(state, ops.rms_norm(out, layer.after_mlp, eps))
-        state = ops.rms_norm(state, self._norm, eps)
-        return state, ops.gate_logit(state, self._gate, self._gate_bias)
+        state = ops.rms_norm(state, self.norm, eps)
+        return state, ops.gate_logit(state, self.gate, self.gate_bias)
 
     def coda(self, state: Tensor, rows: Rows) -> Tensor:
         return state
@@ -68,8 +71,8 @@ class OuroModel:
         return self._ops.logits(x, self._head, count)
 
 
-def _take_layer(weights: dict[str, Tensor], prefix: str) -> _Layer:
-    return _Layer(
+def _take_layer(weights: dict[str, Tensor], prefix: str) -> Layer:
+    return Layer(
         take_projections(weights, prefix),
         before_attention=weights.pop(f"{prefix}.input_layernorm.weight"),
         after_attention=weights.pop(f"{prefix}.input_layernorm_2.weight"),

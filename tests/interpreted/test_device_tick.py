@@ -1,0 +1,71 @@
+"""Whole requests through the GPU's tick in the interpreter: tokens and depths of the eager tick on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from epicycle.engine import gpu
+from epicycle.engine.device_tick import make_tensors
+from epicycle.engine.engine import Engine
+from epicycle.engine.kernels.triton_ops import TritonOps
+from epicycle.engine.models.build import assemble
+from epicycle.engine.pump import Pump
+from epicycle.engine.tick_inputs import Ladder
+from epicycle.transport.wire.columns import I32, pack
+from epicycle.transport.wire.request import LoopBounds, Sampling
+from tests.fakes.serving import EPOCH, Ask, Serving, floats, serve_all, tiny_engine, tiny_folder
+from tests.fakes.tiny_models import CONFIGS, lively_weights, spec_of
+
+ASKS = [
+    Ask([7, 3, 40, 11, 2], Sampling(max_tokens=3, temperature=0.0)),
+    Ask([5, 9], Sampling(max_tokens=4, temperature=0.0), LoopBounds(min_loops=1, exit_threshold=0.55)),
+    Ask([1, 2, 3], Sampling(max_tokens=3, temperature=0.0, stop_ids=pack(I32, list(range(0, 61, 2))))),
+]
+REPORTED = [Ask([7, 3, 40], Sampling(max_tokens=3, temperature=0.8, seed=4, logprobs=2, prompt_logprobs=1))]
+
+
+def kernel_pump(engine: Engine, name: str) -> Pump:
+    """A pump whose tick runs through the interpreted kernels."""
+    spec, ops = spec_of(CONFIGS[name]), TritonOps()
+    model = assemble(spec, lively_weights(spec), ops)
+    slots = engine.new_slots()
+    tensors = make_tensors(slots, Ladder.of(engine.plan.slots, 16))
+    tick, _ = gpu.make_tick(
+        model,
+        ops,
+        engine.pool,
+        tensors,
+        engine.rule,
+        engine.rule_name,
+        has_graphs=False,
+        on_progress=lambda _: None,
+    )
+    return engine.make_pump(slots, tick, EPOCH)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")  # the interpreter wraps 64-bit products with a word
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+def test_requests_get_the_eager_tick_s_tokens(name: str, tmp_path: Path) -> None:
+    engine = tiny_engine(tiny_folder(tmp_path, name), slots=3)
+    expected = serve_all(engine, ASKS)
+    serving = Serving(engine, kernel_pump(engine, name))
+    rids = [serving.submit(ask) for ask in ASKS]
+    serving.run()
+    actual = [serving.outcomes[rid] for rid in rids]
+    assert [(it.tokens, it.depths, it.reason) for it in expected] == [
+        (it.tokens, it.depths, it.reason) for it in actual
+    ]
+
+
+def test_reports_are_those_of_the_eager_tick(tmp_path: Path) -> None:
+    engine = tiny_engine(tiny_folder(tmp_path, "ouro"), slots=3)
+    [expected] = serve_all(engine, REPORTED)
+    serving = Serving(engine, kernel_pump(engine, "ouro"))
+    rid = serving.submit(REPORTED[0])
+    serving.run()
+    actual = serving.outcomes[rid]
+    assert expected.tokens == actual.tokens
+    assert pytest.approx(floats(expected.logprobs), abs=1e-4) == floats(actual.logprobs)
+    assert pytest.approx(floats(expected.prompt_logprobs), abs=1e-4) == floats(actual.prompt_logprobs)
