@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 THRESHOLDS = (0.5, 0.7, 0.9, 1.0)
 MODEL = "embedded:ouro"
 PROMPT_TOKENS = 32
-OUTPUT_TOKENS = 48
+OUTPUT_TOKENS = 32
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,8 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = locate(args.model).folder
     ids = np.load(args.heldout or folder / "heldout.npy")
     scores = [score(folder, ids, threshold) for threshold in args.thresholds]
-    speeds = measure_speeds(args, [row[:PROMPT_TOKENS].tolist() for row in ids[: args.streams]])
-    print(f"{scores[0].tokens:,} held-out tokens, min_loops 1, float32; {args.streams} streams\n")
+    prompts = [row[:PROMPT_TOKENS].tolist() for row in ids[:: max(1, len(ids) // args.requests)]]
+    speeds = measure_speeds(args, prompts)
+    load = f"{len(prompts)} requests, {args.streams} at a time, {PROMPT_TOKENS} tokens in, {OUTPUT_TOKENS} out"
+    print(f"{scores[0].tokens:,} held-out tokens, min_loops 1, float32; speed: {load}\n")
     print(render(scores, speeds) + "\n")
     rows = [asdict(one) | {"tokens_per_s": speed} for one, speed in zip(scores, speeds, strict=True)]
     print(json.dumps({"exit_table": rows, "model": folder.name, "streams": args.streams}))
@@ -49,13 +51,14 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--model", default=MODEL, help="Ouro-style checkpoint: a name or a folder")
     made.add_argument("--heldout", type=Path, help="token windows (.npy); default: heldout.npy of the model folder")
     made.add_argument("--thresholds", type=float, nargs="+", default=THRESHOLDS, help="1.0 = full depth, put it last")
-    made.add_argument("--streams", type=int, default=8, help="requests decoded at once when measuring speed")
+    made.add_argument("--streams", type=int, default=8, help="requests in flight when measuring speed")
+    made.add_argument("--requests", type=int, default=24, help="requests of one round, from windows of every source")
     made.add_argument("--rounds", type=int, default=3, help="rounds of the speed measurement")
     return made
 
 
 def measure_speeds(args: argparse.Namespace, prompts: list[list[int]]) -> list[list[float]]:
-    """Tokens a second of each round, by threshold: prefill and decode, all streams at once."""
+    """Tokens a second of each round, by threshold: prefill and decode, a finished request replaced at once."""
     from epicycle.engine.engine import Engine
     from epicycle.engine.options import EngineOptions
     from epicycle.tools.offline import Offline, Request
@@ -66,7 +69,8 @@ def measure_speeds(args: argparse.Namespace, prompts: list[list[int]]) -> list[l
 
     def tokens_per_s(threshold: float) -> float:
         loops = LoopBounds(min_loops=1, exit_threshold=threshold)
-        replies = offline.run([Request(prompt=prompt, sampling=sampling, loops=loops) for prompt in prompts])
+        requests = [Request(prompt=prompt, sampling=sampling, loops=loops) for prompt in prompts]
+        replies = offline.run(requests, args.streams)
         seconds = max(reply.token_s[-1] for reply in replies) - replies[0].submitted_s
         return sum(len(reply.tokens) for reply in replies) / seconds
 
