@@ -1,5 +1,6 @@
 # `make serve` and `make test` need nothing but Python 3.11 or 3.12; everything lands in .venv.
-PYTHON ?= $(shell command -v python3.12 >/dev/null 2>&1 && python3.12 -c "" 2>/dev/null && echo python3.12 || echo python3)
+PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && echo $$p && break; done)
 VENV ?= .venv
 BIN := $(VENV)/bin
 # A CPU build of torch where there is no NVIDIA GPU; override with TORCH=torch==2.12.0 or TORCH=torch.
@@ -10,6 +11,7 @@ PORT ?= 8000
 .PHONY: serve test check format typing clean wheel-chat
 
 $(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "epicycle needs Python 3.11 or 3.12; name one: make PYTHON=/path/to/python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
 # Two stamps: what serving needs, and what the tests need on top of it.
