@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from epicycle.engine.errors import TickError
 from epicycle.engine.frame import Frame
 from epicycle.engine.graph_runner import Part, RunCounters, Runner
 from epicycle.engine.logprobs import clean_rows, raw_logprobs, widen
@@ -63,12 +64,18 @@ class DeviceTick:
 
     def drop(self, slot: int) -> None:
         """The slot's request has gone: ticks launched from now on don't run it."""
-        self._slots.is_decoding[slot] = False
+        self._slots.is_decoding[slot].fill_(False)
         self._inputs.drop(slot)
 
     @torch.inference_mode()
     def launch(self, work: TickWork) -> DeviceTicket:
-        """Launch one loop for every row of `work`, or whole tokens, and whatever follows."""
+        """Launch one loop for every row of `work`, or whole tokens, and whatever follows. Raises TickError."""
+        try:
+            return self._launch(work)
+        except RuntimeError as error:  # torch's, for everything that a device refuses
+            raise TickError("device_failed", f"a tick can't be launched: {error}") from error
+
+    def _launch(self, work: TickWork) -> DeviceTicket:
         due = self._due(work)
         shape = self._inputs.place(work, self._slots.loops)
         if work.loops > 1:
@@ -113,6 +120,8 @@ class DeviceTick:
                 self._run_loop(part.shape, has_prelude=part.flag)
             case "greedy":
                 self._run_greedy(part.shape, has_ends=part.flag)
+            case "sampled":
+                self._read_out.sampled(self._frame(part.shape), SamplerSteps(), has_ends=part.flag)
             case _:
                 raise AssertionError(part)
 

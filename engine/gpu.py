@@ -6,17 +6,19 @@ device tick. It is imported only where there is a GPU, since it needs Triton. It
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import torch
 
 from epicycle.engine.device_tick import DeviceTick
 from epicycle.engine.exits.base import ExitRule
 from epicycle.engine.exits.registry import RULES
-from epicycle.engine.graph_runner import PlainRunner
-from epicycle.engine.graphs import CaptureReport, GraphRunner, parts_of
+from epicycle.engine.graph_runner import Part, PlainRunner
+from epicycle.engine.graphs import MOST_GRAPHS, CaptureReport, GraphRunner, parts_of
 from epicycle.engine.kernels.gemm_triton import run_product
 from epicycle.engine.kernels.ladder import LIBRARY, STEPS, GemmConfig, Product, candidates, step_for, sure
 from epicycle.engine.kernels.product_probe import check_products
@@ -25,8 +27,12 @@ from epicycle.engine.models.base import LoopedModel
 from epicycle.engine.models.spec import ModelSpec
 from epicycle.engine.pool import KvPool
 from epicycle.engine.settle import TickTensors
+from epicycle.engine.slots import SlotTable
+from epicycle.engine.tick_inputs import Ladder, TickShape
 from epicycle.engine.tick_kernels import kernel_backend
 
+SPARE_SHARE = 0.02  # of the card, for what nobody measures
+GRAPH_BYTES = 4 << 20  # what the driver holds for one graph of some hundred nodes, at most
 _WARM_OUTPUTS = 512  # rows of the weight that a configuration is compiled with
 _WARM_ROWS = 8
 
@@ -81,6 +87,66 @@ def _compile_side_by_side(products: list[Product], steps: list[int], dtype: torc
     torch.cuda.synchronize(device)
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a GPU has for the KV pool once the rest has its share; all bytes."""
+
+    free: int
+    work: int  # of ticks, launched step by step
+    graphs: int
+    buffers: int  # of the tick, beside slots
+    spare: int
+
+    @property
+    def bytes(self) -> int:
+        return max(0, self.free - self.work - self.graphs - self.buffers - self.spare)
+
+    def line(self) -> str:
+        parts = ", ".join(
+            f"{name} {getattr(self, name) / 2**20:,.0f} MiB" for name in ("free", "work", "graphs", "buffers", "spare")
+        )
+        return f"room for KV {self.bytes / 2**30:.2f} GiB: {parts}"
+
+
+def measure_room(
+    make_slots: Callable[[], SlotTable],
+    make: Callable[[SlotTable], tuple[DeviceTick, TickTensors]],
+    spec: ModelSpec,
+    device: torch.device,
+    *,
+    has_graphs: bool,
+) -> Room:
+    """Run the largest parts of a tick that `make` puts on a scratch pool, so that every kernel is loaded, and see what
+    they need; then let go of it all and see what is free. Slots are the pool plan's to count."""
+    slots = make_slots()
+    before = torch.cuda.memory_allocated(device)
+    tick, tensors = make(slots)
+    buffers = torch.cuda.memory_allocated(device) - before
+    ladder = tensors.inputs.ladder
+    whole, most = TickShape(ladder.decode[-1], 0), TickShape(ladder.beside[-1], ladder.prompt[-1])
+    parts = [Part("loop", most, flag=True), Part("sampled", most, flag=True), Part("token", whole)]
+    held = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    for part in parts:
+        tick.rehearse(part)
+    torch.cuda.synchronize(device)
+    work = torch.cuda.max_memory_allocated(device) - held
+    graphs = work + min(MOST_GRAPHS, len(_parts(ladder, spec))) * GRAPH_BYTES if has_graphs else 0
+    del tick, tensors, slots
+    _let_go()
+    free, total = torch.cuda.mem_get_info(device)
+    return Room(free, work, graphs, buffers, int(total * SPARE_SHARE))
+
+
+def _let_go() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def _parts(ladder: Ladder, spec: ModelSpec) -> list[Part]:
+    return parts_of(ladder, has_prelude_layers=spec.first_recurrent > 0, has_coda_layers=spec.coda_layers > 0)
+
+
 def make_tick(
     model: LoopedModel,
     ops: TritonOps | None,
@@ -98,10 +164,4 @@ def make_tick(
         return DeviceTick(model, tensors, backend, PlainRunner()), None
     runner = GraphRunner(pool.device)
     tick = DeviceTick(model, tensors, backend, runner)
-    spec = model.spec
-    parts = parts_of(
-        tensors.inputs.ladder,
-        has_prelude_layers=spec.first_recurrent > 0,
-        has_coda_layers=spec.coda_layers > 0,
-    )
-    return tick, runner.capture(parts, tick.rehearse, on_progress)
+    return tick, runner.capture(_parts(tensors.inputs.ladder, model.spec), tick.rehearse, on_progress)

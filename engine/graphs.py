@@ -17,7 +17,6 @@ from epicycle.engine.route import TickWork
 from epicycle.engine.tick_inputs import Ladder, TickShape
 
 MOST_GRAPHS = 320
-RIDING_PROMPT_ROWS = 512  # beside decode rows; larger ticks take so long that launches don't matter
 Progress = Callable[[str], None]
 
 
@@ -61,6 +60,7 @@ class GraphRunner:
         """Capture `parts`, the important ones first; `rehearse` runs one of them with nobody in it."""
         started_s = time.perf_counter()
         torch.cuda.synchronize(self.device)
+        torch.cuda.empty_cache()
         before = torch.cuda.mem_get_info(self.device)[0]
         taken = parts[:MOST_GRAPHS]
         self._pool = self._pool or torch.cuda.graph_pool_handle()
@@ -73,6 +73,7 @@ class GraphRunner:
         finally:
             self._is_capturing = False
         torch.cuda.synchronize(self.device)
+        torch.cuda.empty_cache()
         used = before - torch.cuda.mem_get_info(self.device)[0]
         return CaptureReport(len(taken), len(parts) - len(taken), time.perf_counter() - started_s, used)
 
@@ -87,10 +88,9 @@ class GraphRunner:
 
 def parts_of(ladder: Ladder, *, has_prelude_layers: bool, has_coda_layers: bool) -> list[Part]:
     """What to capture, the most wanted first: decode alone, then prompts alone, then both together."""
-    riding = [rows for rows in ladder.prompt if rows <= RIDING_PROMPT_ROWS]
     decode = [TickShape(rows, 0) for rows in ladder.decode]
     prompt = [TickShape(0, rows) for rows in ladder.prompt]
-    mixed = [TickShape(rows, beside) for rows in ladder.decode for beside in riding]
+    mixed = [TickShape(rows, prompt_rows) for rows in ladder.beside for prompt_rows in ladder.prompt]
     found: list[Part] = []
     for shapes in (decode, prompt, mixed):
         for shape in reversed(shapes):  # the largest first: the others then fit its memory

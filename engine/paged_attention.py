@@ -19,6 +19,8 @@ from epicycle.engine.kernels.work_triton import allocate_work, fill_work
 from epicycle.engine.pool import KvPool
 from epicycle.engine.tick_inputs import MOST_CHUNKS
 
+ROWS_TO_TURN_APART = 16  # from here on a launch of its own for rotation and KV write is faster; bits are the same
+
 
 class PagedAttention:
     """Meets `frame.FrameAttention`. Rows made by it are used one traversal after the other: they share buffers."""
@@ -62,9 +64,11 @@ class PagedRows:
         heads, pool = shared.heads, shared.pool
         out = torch.empty(len(qkv), heads * pool.geometry.head_dim, dtype=qkv.dtype, device=qkv.device)
         if decode:
-            at = self._addresses(columns[:, :decode])
+            at, q, turns = self._addresses(columns[:, :decode]), qkv[:decode], decode < ROWS_TO_TURN_APART
+            if not turns:
+                q = rope_kv(q, heads, turning, at, pool.k, pool.v, layer)
             decode_attention(
-                qkv[:decode],
+                q,
                 heads,
                 at,
                 shared.work,
@@ -72,7 +76,7 @@ class PagedRows:
                 pool.k,
                 pool.v,
                 layer,
-                turning=turning,
+                turning=turning if turns else None,
                 out=out[:decode],
             )
         if self._chunks is not None:

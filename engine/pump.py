@@ -160,10 +160,15 @@ class Pump:
         if self._tick.takes_whole_tokens and self._has_one_depth(decode):
             decode, may_start = self._keep_step(decode)
             loops = self._loops if may_start and decode and decode[0].max_loops == self._loops else 1
-        most_rows = self._tick.most_prompt_rows
-        budget_rows = min(self._prompts.chunk_tokens, most_rows) if decode or most_rows == ANY_NUMBER else most_rows
-        chunks = self._prompts.take(budget_rows, may_start=may_start)
+        chunks = self._prompts.take(self._budget_rows(len(decode)), may_start=may_start)
         return TickWork(decode, chunks, 1 if chunks else loops)
+
+    def _budget_rows(self, decode_rows: int) -> int:
+        """Prompt rows of one tick: as many as it takes while more requests wait for their prompts than decode."""
+        most_rows, chunk_tokens = self._tick.most_prompt_rows, self._prompts.chunk_tokens
+        if most_rows == ANY_NUMBER or chunk_tokens >= most_rows:
+            return min(chunk_tokens, most_rows)
+        return chunk_tokens if decode_rows >= self._prompts.waiting else most_rows
 
     def _has_one_depth(self, decode: list[Resident]) -> bool:
         return all(row.is_fixed_depth and row.max_loops == decode[0].max_loops for row in decode)
@@ -249,7 +254,7 @@ class Pump:
         resident.pages.extend(pages)
         assert grow.limit_tokens <= len(resident.pages) * self._pool.page_tokens, "a lease needs its pages"
         resident.limit_tokens = grow.limit_tokens
-        self._slots.limit_tokens[grow.slot] = grow.limit_tokens
+        self._slots.limit_tokens[grow.slot].fill_(grow.limit_tokens)
         resident.is_final = grow.is_final
         self._end_if_dry(resident)
 

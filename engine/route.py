@@ -132,6 +132,11 @@ class PromptQueue:
         self._in_flight.pop(slot, None)
 
     @property
+    def waiting(self) -> int:
+        """Requests whose prompts have not been read to their ends."""
+        return len(self._waiting)
+
+    @property
     def is_under_way(self) -> bool:
         """A chunk has run some of its loops."""
         return any(chunk.depth for chunk in self._in_flight.values())

@@ -77,22 +77,27 @@ class SlotTable:
         """Fill a slot's columns for a new request; the tick that samples its first token makes it a decode row."""
         slot, loops = join.slot, join.loops
         most = min(loops.max_loops or self.loops, self.loops)
-        self.is_decoding[slot] = False
         self.prompt[slot, : len(prompt)] = upload(prompt, torch.int64, self.device)
-        self.position[slot] = 0
-        self.loops_done[slot] = 0
-        self.outputs[slot] = 0
-        self.min_loops[slot] = min(loops.min_loops, most)
-        self.max_loops[slot] = most
-        self.max_tokens[slot] = join.sampling.max_tokens
-        self.limit_tokens[slot] = join.limit_tokens
-        self.pending[slot] = 0
-        self.noise_seed[slot] = join.noise_seed
-        self.survival[slot] = 1.0
-        self.threshold[slot] = loops.exit_threshold
+        # A fill is launched; an assigned number would be copied from the host, which waits.
+        self.is_decoding[slot].fill_(False)
+        self.survival[slot].fill_(1.0)
+        self.threshold[slot].fill_(loops.exit_threshold)
+        numbers = (
+            (self.position, 0),
+            (self.loops_done, 0),
+            (self.outputs, 0),
+            (self.pending, 0),
+            (self.min_loops, min(loops.min_loops, most)),
+            (self.max_loops, most),
+            (self.max_tokens, join.sampling.max_tokens),
+            (self.limit_tokens, join.limit_tokens),
+            (self.noise_seed, join.noise_seed),
+        )
+        for column, number in numbers:
+            column[slot].fill_(number)
         if self.trace is not None:
             listed = unpack_list(U16, loops.exit_trace)[: self.trace.shape[1]]
-            self.trace[slot] = self.loops
+            self.trace[slot].fill_(self.loops)
             self.trace[slot, : len(listed)] = upload(listed, torch.int64, self.device)
         self.sampling.write(slot, params, prompt)
 

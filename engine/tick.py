@@ -97,7 +97,7 @@ class Tick(Protocol):
 
     most_chunks: int  # that one tick takes
     takes_whole_tokens: bool  # `TickWork.loops` may be more than 1
-    most_prompt_rows: int  # that one tick takes, and should take where nothing decodes; or ANY_NUMBER
+    most_prompt_rows: int  # that one tick takes, and should take where few rows decode; or ANY_NUMBER
 
     def launch(self, work: TickWork) -> Ticket: ...
 

@@ -22,6 +22,7 @@ MOST_CHUNKS = 32
 _CHUNK_COLUMNS = 6
 _PROMPT_COLUMNS = 5  # slot, position, depth, end, state row
 DECODE_RUNGS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 256)
+BESIDE_RUNGS = (8, 32, 64, 128, 256)  # of decode rows beside prompt rows, where a few more cost next to nothing
 PROMPT_RUNGS = (128, 256, 512, 1024, 2048)
 
 _Column = npt.NDArray[np.int64]
@@ -37,10 +38,11 @@ class TickShape:
 
 @dataclass(frozen=True, slots=True)
 class Ladder:
-    """The sizes that ticks are padded to, each tuple ascending."""
+    """The sizes that ticks are padded to, each tuple ascending; `beside` are those of decode rows beside prompts."""
 
     decode: tuple[int, ...]
     prompt: tuple[int, ...]
+    beside: tuple[int, ...]
 
     @classmethod
     def of(cls, slots: int, most_prompt_rows: int) -> Ladder:
@@ -48,11 +50,13 @@ class Ladder:
         decode = [rung for rung in DECODE_RUNGS if rung < slots]
         decode.extend(range(DECODE_RUNGS[-1] + 128, slots, 128))
         prompt = [rung for rung in PROMPT_RUNGS if rung < most_prompt_rows]
-        return cls((*decode, slots), (*prompt, most_prompt_rows))
+        beside = [rung for rung in BESIDE_RUNGS if rung < slots]
+        return cls((*decode, slots), (*prompt, most_prompt_rows), (*beside, slots))
 
     def shape(self, decode_rows: int, prompt_rows: int) -> TickShape:
         """The smallest shape that holds so many rows; no rows take none."""
-        return TickShape(_rung(self.decode, decode_rows), _rung(self.prompt, prompt_rows))
+        decode = self.beside if prompt_rows else self.decode
+        return TickShape(_rung(decode, decode_rows), _rung(self.prompt, prompt_rows))
 
 
 def _rung(rungs: tuple[int, ...], rows: int) -> int:

@@ -16,13 +16,14 @@ from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any
 
-from epicycle.engine.engine import Engine, resolve_device
+from epicycle.engine.engine import Engine
 from epicycle.engine.errors import EngineError
 from epicycle.engine.exits import registry as exits
 from epicycle.engine.hardware import device_name
 from epicycle.engine.models.config import read_spec
 from epicycle.engine.models.locate import locate
 from epicycle.engine.options import EngineOptions
+from epicycle.engine.setup import resolve_device
 from epicycle.kvstore.errors import KvError
 from epicycle.tools import bench_facts
 from epicycle.tools.engine_options import parse_options, read_options

@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from epicycle.engine.engine import Engine, slot_bytes
+from epicycle.engine.engine import Engine
+from epicycle.engine.slots import slot_bytes
 from epicycle.tools import bench
 from epicycle.tools.bench_engine import decode_window, drive, run_engine, streams_that_fit
 from epicycle.tools.bench_load import Load, Record

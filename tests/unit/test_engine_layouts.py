@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from epicycle.engine.engine import Engine, make_layout
+from epicycle.engine.engine import Engine
 from epicycle.engine.kernels.plain import PlainOps
 from epicycle.engine.models.build import assemble
 from epicycle.engine.options import EngineOptions
+from epicycle.engine.setup import make_layout
 from epicycle.kvstore.layouts import KvLayout
 from epicycle.transport.wire.request import LoopBounds, Sampling
 from tests.fakes.rows import SequenceCache

@@ -8,11 +8,12 @@ import msgspec
 import pytest
 import torch
 
-from epicycle.engine.engine import Engine, resolve_device, resolve_dtype, serve_loops
+from epicycle.engine.engine import Engine
 from epicycle.engine.errors import EngineError, OptionError, SelfCheckError
 from epicycle.engine.kernels.tiled import TiledOps
 from epicycle.engine.options import EngineOptions
 from epicycle.engine.selfcheck import choose_ops
+from epicycle.engine.setup import resolve_device, resolve_dtype, serve_loops
 from epicycle.kvstore.errors import LayoutRefused, PlanRefused
 from epicycle.transport.config import EngineConfig
 from epicycle.transport.wire.request import LoopBounds, Sampling

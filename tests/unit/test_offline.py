@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from epicycle.engine.engine import Engine, slot_bytes
+from epicycle.engine.engine import Engine
+from epicycle.engine.slots import slot_bytes
 from epicycle.kvstore.errors import KvError
 from epicycle.tools.offline import Offline, Reply, Request
 from epicycle.transport.wire.request import Sampling

@@ -1,0 +1,202 @@
+"""From options to what an engine is made of: device, dtype, depth, layout, operations, exit rule, slots and pool plan.
+
+Owns the resolution of options against the model and the machine, and the order in which a GPU's memory is measured. It
+must not know how ticks are run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from epicycle.engine.device_tick import DeviceTick, make_tensors
+from epicycle.engine.errors import OptionError
+from epicycle.engine.exits import registry as exits
+from epicycle.engine.kernels.plain import PlainOps
+from epicycle.engine.kernels.tiled import TiledOps
+from epicycle.engine.models.base import LoopedModel
+from epicycle.engine.models.config import read_spec
+from epicycle.engine.models.locate import ModelFiles
+from epicycle.engine.models.spec import ModelSpec
+from epicycle.engine.options import EngineOptions
+from epicycle.engine.pool import KvPool
+from epicycle.engine.selfcheck import ATTENTION_TOKENS, check_attention, choose_ops
+from epicycle.engine.settle import TickTensors
+from epicycle.engine.slots import SlotTable, slot_bytes
+from epicycle.engine.tick_inputs import Ladder
+from epicycle.kvstore.geometry import KvGeometry
+from epicycle.kvstore.layouts import KvLayout, build_layout
+from epicycle.kvstore.plan import PoolPlan, PoolRequest, plan_pool
+from epicycle.kvstore.reserve import pages_for
+
+if TYPE_CHECKING:
+    from epicycle.engine.kernels.triton_ops import TritonOps
+
+CPU_KV_BYTES = 512 << 20
+PROMPT_CHUNK_TOKENS = {"cpu": 64, "cuda": 512}
+IDLE_CHUNK_TOKENS = {"cpu": 64, "cuda": 2048}  # where few rows decode
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+Progress = Callable[[str], None]
+
+
+def resolve_device(name: str) -> torch.device:
+    """The torch device of a name; "auto" is the first GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise OptionError("bad_option", f"device is {name!r}; use auto, cpu or cuda:N") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise OptionError("bad_option", f"device is {name!r} and torch sees no GPU; use auto or cpu")
+    return device
+
+
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The torch dtype of a name; "auto" is float32 on a CPU and bfloat16 elsewhere."""
+    return _DTYPES[("float32" if device.type == "cpu" else "bfloat16") if name == "auto" else name]
+
+
+def serve_loops(spec: ModelSpec, loops: int) -> ModelSpec:
+    """The spec with `loops` as its full depth; 0 keeps the model's."""
+    if loops > spec.loops:
+        raise OptionError("bad_option", f"loops is {loops}; {spec.model_type} was made for at most {spec.loops}")
+    if not loops:
+        return spec
+    return dataclasses.replace(spec, loops=loops, min_loops=min(spec.min_loops, loops))
+
+
+def make_layout(options: EngineOptions, spec: ModelSpec, dtype: torch.dtype) -> KvLayout:
+    """The KV layout of a model under these options. Raises KvError."""
+    geometry = KvGeometry(
+        layers=spec.layers,
+        first_recurrent=spec.first_recurrent,
+        recurrent_layers=spec.recurrent_layers,
+        loops=spec.loops,
+        kv_heads=spec.kv_heads,
+        head_dim=spec.head_dim,
+        element_bytes=dtype.itemsize,
+        page_tokens=options.page_tokens,
+    )
+    return build_layout(options.kv_layout, geometry, packed=options.pack_recurrent_planes)
+
+
+def plan_engine_pool(
+    options: EngineOptions, spec: ModelSpec, layout: KvLayout, device: torch.device, room_bytes: int = 0
+) -> PoolPlan:
+    """How the KV memory is spent; `room_bytes` is what a GPU has for it. Raises PlanRefused."""
+    limit = min(options.context_tokens or spec.context_tokens, spec.context_tokens)
+    fixed = slot_bytes(spec, limit, layout.geometry.element_bytes)
+    room = options.kv_memory_bytes
+    if not room and device.type == "cpu":
+        window = pages_for(limit, options.page_tokens) * layout.page_bytes
+        room = min(CPU_KV_BYTES, options.slots * (window + fixed))
+    elif not room:
+        room = room_bytes
+    return plan_pool(
+        PoolRequest(
+            room_bytes=room,
+            page_bytes=layout.page_bytes,
+            page_tokens=options.page_tokens,
+            context_limit_tokens=limit,
+            context_is_auto=not options.context_tokens,
+            slots=options.slots,
+            fixed_bytes=fixed,
+        )
+    )
+
+
+def make_slots(
+    slots: int,
+    spec: ModelSpec,
+    rule: exits.RuleEntry,
+    context_tokens: int,
+    page_tokens: int,
+    zero_page: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> SlotTable:
+    return SlotTable(
+        slots,
+        spec,
+        rule,
+        context_tokens=context_tokens,
+        page_tokens=page_tokens,
+        zero_page=zero_page,
+        dtype=dtype,
+        device=device,
+    )
+
+
+def measure_room(
+    options: EngineOptions,
+    files: ModelFiles,
+    model: LoopedModel,
+    ops: TritonOps | None,
+    layout: KvLayout,
+    dtype: torch.dtype,
+    device: torch.device,
+    on_progress: Progress,
+) -> int:
+    """Bytes that the KV pool may have on a GPU: what is free beside a tick that has shown what it needs."""
+    from epicycle.engine import gpu
+
+    spec, name = model.spec, rule_name_of(options, files, model.spec)
+    rule = exits.load(name, rule_setup(options, files, spec, device))
+    limit = min(options.context_tokens or spec.context_tokens, spec.context_tokens)
+
+    def make_scratch_slots() -> SlotTable:
+        return make_slots(options.slots, spec, exits.RULES[name], limit, options.page_tokens, 1, dtype, device)
+
+    def make_scratch_tick(slots: SlotTable) -> tuple[DeviceTick, TickTensors]:
+        tensors = make_tensors(slots, Ladder.of(options.slots, most_prompt_rows(options, device)))
+        pool = KvPool(layout, 1, dtype, device)
+        tick, _ = gpu.make_tick(model, ops, pool, tensors, rule, name, has_graphs=False, on_progress=on_progress)
+        return tick, tensors
+
+    room = gpu.measure_room(make_scratch_slots, make_scratch_tick, spec, device, has_graphs=options.graphs == "on")
+    on_progress(room.line())
+    return room.bytes
+
+
+def most_prompt_rows(options: EngineOptions, device: torch.device) -> int:
+    """Of one device tick."""
+    return options.prompt_chunk_tokens or IDLE_CHUNK_TOKENS[device.type]
+
+
+def make_ops(
+    options: EngineOptions, spec: ModelSpec, dtype: torch.dtype, device: torch.device, on_progress: Progress
+) -> tuple[PlainOps | TiledOps | TritonOps, int]:
+    """(operations, the multiple of rows they like); with invariant numerics they have been checked."""
+    if options.numerics == "fast":
+        return PlainOps(), 1
+    if device.type != "cpu":
+        from epicycle.engine import gpu
+
+        most_rows = options.slots + most_prompt_rows(options, device)
+        return gpu.make_ops(spec, dtype, device, most_rows, on_progress), 1
+    chunk = options.prompt_chunk_tokens or PROMPT_CHUNK_TOKENS["cpu"]
+    ops = choose_ops(spec, dtype, options.slots + chunk)
+    layout = make_layout(options, spec, dtype)
+    check_attention(KvPool(layout, pages_for(ATTENTION_TOKENS, options.page_tokens), dtype, device), spec.heads)
+    return ops, ops.tiling.row_tile
+
+
+def rule_name_of(options: EngineOptions, files: ModelFiles, spec: ModelSpec) -> str:
+    has_lookahead = (files.folder / "lookahead.safetensors").is_file()
+    return exits.resolve(options.exit_rule or None, spec.model_type, spec.has_gate, has_lookahead)
+
+
+def rule_setup(options: EngineOptions, files: ModelFiles, spec: ModelSpec, device: torch.device) -> exits.RuleSetup:
+    return exits.RuleSetup(
+        hidden_size=spec.hidden_size,
+        loops=read_spec(files.folder).loops,
+        init_std=spec.init_std,
+        random_seed=options.lookahead_seed,
+        lookahead_path=files.folder / "lookahead.safetensors",
+        device=str(device),
+    )
