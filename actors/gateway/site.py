@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
 from aiohttp.typedefs import Handler, Middleware
 
-from epicycle.actors.gateway import probes, routes_generate, routes_models, routes_tokens
+from epicycle.actors.gateway import probes, routes_cache, routes_generate, routes_models, routes_tokens
 from epicycle.actors.gateway.core import Core
 from epicycle.actors.gateway.errors import ApiError
 from epicycle.transport.config import ServerConfig
@@ -34,7 +34,7 @@ def make_application(core: Core) -> web.Application:
     app.middlewares.append(_middleware(server))
     if server.allowed_origins:
         app.on_response_prepare.append(_allow_origin)
-    for module in (routes_generate, routes_models, routes_tokens, probes):
+    for module in (routes_generate, routes_models, routes_tokens, routes_cache, probes):
         module.add_routes(app.router, core)
     return app
 
@@ -124,7 +124,9 @@ def _check_key(request: web.Request, server: ServerConfig) -> None:
         return
     scheme, _, key = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not hmac.compare_digest(key.strip().encode(), server.api_key.encode()):
-        raise ApiError("invalid_api_key", "this server needs its API key as `Authorization: Bearer KEY` (server.api_key)")
+        raise ApiError(
+            "invalid_api_key", "this server needs its API key as `Authorization: Bearer KEY` (server.api_key)"
+        )
 
 
 def _http_error(request: web.Request, error: web.HTTPException) -> web.Response:

@@ -11,8 +11,9 @@ import json
 import sys
 from typing import Any
 
-for name in ("torch", "aiohttp", "structlog", "uvloop", "tokenizers", "prometheus_client"):
-    sys.modules[name] = None  # type: ignore[assignment]
+if __name__ == "__main__":  # before anything of epicycle is imported, and not where a test only reads STORY
+    for name in ("torch", "aiohttp", "structlog", "uvloop", "tokenizers", "prometheus_client"):
+        sys.modules[name] = None  # type: ignore[assignment]
 
 import epicycle  # noqa: E402
 
