@@ -15,7 +15,7 @@ if __name__ == "__main__":  # before anything of epicycle is imported, and not w
     for name in ("torch", "aiohttp", "structlog", "uvloop", "tokenizers", "prometheus_client"):
         sys.modules[name] = None  # type: ignore[assignment]
 
-import epicycle  # noqa: E402
+import epicycle
 
 STORY = {"max_tokens": 10, "temperature": 0.9, "seed": 4, "exit_threshold": 0.5, "logprobs": 1}
 SUM = [{"role": "user", "content": "What is 2 plus 3?"}]
