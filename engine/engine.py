@@ -35,6 +35,7 @@ from epicycle.engine.setup import (
     make_ops,
     make_slots,
     measure_room,
+    memory_errors,
     most_prompt_rows,
     plan_engine_pool,
     resolve_device,
@@ -100,22 +101,25 @@ class Engine:
         on_progress("checking numerics")
         ops, row_tile = make_ops(options, spec, dtype, device, on_progress)
         on_progress(f"loading {source} weights of {files.served_id}")
-        if source == "random":
-            tensors = random_weights(published, seed=options.random_seed, dtype=dtype, device=device)
-        else:
-            tensors = load_weights(files.folder, published, dtype=dtype, device=device)
+        with memory_errors(f"the weights of {files.served_id}"):
+            if source == "random":
+                tensors = random_weights(published, seed=options.random_seed, dtype=dtype, device=device)
+            else:
+                tensors = load_weights(files.folder, published, dtype=dtype, device=device)
         model = assemble(spec, tensors, ops, options.start_state)
         on_progress("planning the KV pool")
         layout = make_layout(options, spec, dtype)
         triton_ops = None if isinstance(ops, PlainOps | TiledOps) else ops
         room_bytes = 0
         if device.type == "cuda" and not options.kv_memory_bytes:
-            room_bytes = measure_room(options, files, model, triton_ops, layout, dtype, device, on_progress)
+            with memory_errors("the work of a tick"):
+                room_bytes = measure_room(options, files, model, triton_ops, layout, dtype, device, on_progress)
         plan = plan_engine_pool(options, spec, layout, device, room_bytes)
-        pool = KvPool(layout, plan.total_pages, dtype, device)
-        engine = cls(options, files, model, pool, plan, row_tile)
-        engine._triton_ops = triton_ops
-        engine.prepare(on_progress)
+        with memory_errors(plan.line()):
+            pool = KvPool(layout, plan.total_pages, dtype, device)
+            engine = cls(options, files, model, pool, plan, row_tile)
+            engine._triton_ops = triton_ops
+            engine.prepare(on_progress)
         return engine
 
     @property

@@ -7,13 +7,14 @@ must not know how ticks are run.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 
 from epicycle.engine.device_tick import DeviceTick, make_tensors
-from epicycle.engine.errors import OptionError
+from epicycle.engine.errors import EngineError, OptionError
 from epicycle.engine.exits import registry as exits
 from epicycle.engine.kernels.plain import PlainOps
 from epicycle.engine.kernels.tiled import TiledOps
@@ -41,6 +42,16 @@ IDLE_CHUNK_TOKENS = {"cpu": 64, "cuda": 2048}  # where few rows decode
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 Progress = Callable[[str], None]
+
+
+@contextmanager
+def memory_errors(what: str) -> Iterator[None]:
+    """Where `what` doesn't fit the device's memory: an EngineError that names it, what was left, and the knobs."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        knobs = "lower kv_memory_bytes, slots, context_tokens or prompt_chunk_tokens"
+        raise EngineError("out_of_memory", f"no memory on the GPU for {what}: {error}; {knobs}") from error
 
 
 def resolve_device(name: str) -> torch.device:

@@ -1,0 +1,151 @@
+"""What ticks are padded to, what the device is told about them, which graphs that makes, and how prompts are dosed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from epicycle.engine.engine import Engine
+from epicycle.engine.errors import EngineError
+from epicycle.engine.graph_runner import Part
+from epicycle.engine.graphs import MOST_GRAPHS, parts_of
+from epicycle.engine.route import Chunk, Resident, TickWork
+from epicycle.engine.setup import memory_errors
+from epicycle.engine.slots import sampling_params
+from epicycle.engine.tick_inputs import Ladder, TickInputs, TickShape
+from epicycle.transport.wire.columns import I32, pack
+from epicycle.transport.wire.plan import Join
+from epicycle.transport.wire.request import LoopBounds, Sampling
+from tests.fakes.late_tick import late_pump
+from tests.fakes.serving import Ask, Serving, tiny_engine, tiny_folder
+
+SINK = 9
+CPU = torch.device("cpu")
+FIXED = Sampling(max_tokens=20, temperature=0.0)
+LOOPS = 4
+
+
+def resident(slot: int, prompt_tokens: int) -> Resident:
+    join = Join(
+        rid=slot,
+        gateway=0,
+        slot=slot,
+        gen=1,
+        prompt=pack(I32, range(prompt_tokens)),
+        pages=b"",
+        limit_tokens=99,
+        sampling=FIXED,
+        loops=LoopBounds(),
+    )
+    return Resident(
+        join=join,
+        params=sampling_params(FIXED),
+        prompt_tokens=prompt_tokens,
+        limit_tokens=99,
+        pages=[],
+        joined_s=0.0,
+        written_tokens=0,
+        max_loops=LOOPS,
+        is_fixed_depth=True,
+    )
+
+
+class TestLadder:
+    def test_the_smallest_rung_that_holds_the_rows(self) -> None:
+        ladder = Ladder.of(100, 512)
+        assert TickShape(48, 0) == ladder.shape(33, 0)
+        assert TickShape(100, 0) == ladder.shape(97, 0)
+        assert TickShape(0, 128) == ladder.shape(0, 1)
+        assert TickShape(32, 256) == ladder.shape(9, 129)
+        assert TickShape(0, 0) == ladder.shape(0, 0)
+
+    @pytest.mark.parametrize("slots", [1, 2, 7, 128, 129, 300, 1000])
+    def test_every_number_of_rows_has_a_rung(self, slots: int) -> None:
+        ladder = Ladder.of(slots, 2048)
+        for rungs in (ladder.decode, ladder.beside):
+            assert sorted(set(rungs)) == list(rungs)
+            assert slots == rungs[-1]
+        assert all(ladder.shape(rows, 0).decode_rows >= rows for rows in range(slots + 1))
+
+    def test_decode_is_captured_before_prompts_and_both_together(self) -> None:
+        parts = parts_of(Ladder.of(4, 256), has_prelude_layers=False, has_coda_layers=False)
+        assert [
+            Part("loop", TickShape(4, 0), True),
+            Part("greedy", TickShape(4, 0)),
+            Part("token", TickShape(4, 0)),
+        ] == (parts[:3])
+        assert Part("loop", TickShape(4, 128), True) == parts[-1]
+        assert len(set(parts)) == len(parts)
+
+    def test_parts_with_layers_outside_the_core_have_graphs_of_their_own(self) -> None:
+        parts = parts_of(Ladder.of(2, 128), has_prelude_layers=True, has_coda_layers=True)
+        both = TickShape(2, 128)
+        assert {Part("loop", both, True), Part("loop", both), Part("greedy", both, True), Part("greedy", both)} <= {
+            *parts
+        }
+
+    def test_the_cap_holds_every_ladder_of_a_usual_size(self) -> None:
+        parts = parts_of(Ladder.of(256, 2048), has_prelude_layers=True, has_coda_layers=True)
+        assert len(parts) <= MOST_GRAPHS
+
+
+class TestInputs:
+    def test_padding_points_to_the_sinks(self) -> None:
+        inputs = TickInputs(Ladder.of(SINK, 128), SINK, CPU)
+        chunk = Chunk(resident(3, 5), 2, 3, depth=1)
+        shape = inputs.place(TickWork([resident(1, 4), resident(5, 4)], [chunk]), LOOPS)
+        assert [1, 5] + [SINK] * (shape.decode_rows - 2) == inputs.decode_slots(shape.decode_rows).tolist()
+        slots, positions, depths, ends, state_rows = (
+            column.tolist() for column in inputs.prompt_columns(shape.prompt_rows)
+        )
+        assert ([3] * 3 + [SINK] * 125, [2, 3, 4], [1, 1, 1], [5, 5, 5]) == (slots, positions[:3], depths[:3], ends[:3])
+        assert 3 == len({*state_rows[:3]})
+        assert {inputs.state_sink} == {*state_rows[3:]}
+        assert {SINK} == {*inputs.ends[1].tolist()}
+
+    def test_a_chunk_keeps_its_states_rows_until_its_last_loop(self) -> None:
+        inputs = TickInputs(Ladder.of(SINK, 4), SINK, CPU)
+        first, second = Chunk(resident(0, 2), 0, 2), Chunk(resident(1, 2), 0, 2)
+        rows = []
+        for depth in range(LOOPS):
+            first.depth = depth
+            chunks = [first] if depth % 2 else [first, second]
+            inputs.place(TickWork([], chunks), LOOPS)
+            rows.append(inputs.prompt_columns(4)[4].tolist()[:2])
+            inputs.drop(1)
+        assert 1 == len({tuple(held) for held in rows})
+        assert [1, 0] == [inputs.ends[0][0].item(), inputs.ends[1][0].item()]  # its last row, its slot
+        inputs.place(TickWork([], [Chunk(resident(4, 4), 0, 4)]), LOOPS)
+        assert {0, 1, 2, 3} == {*inputs.prompt_columns(4)[4].tolist()}
+
+
+class TestDoses:
+    @pytest.fixture
+    def engine(self, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+        return tiny_engine(tiny_folder(tmp_path_factory.mktemp("models"), "ouro"), tick="device", slots=4)
+
+    def test_prompts_of_rows_in_step_start_where_tokens_do(self, engine: Engine) -> None:
+        pump, tick = late_pump(engine, 0)
+        serving = Serving(engine, pump)
+        serving.submit(Ask([1, 2, 3], FIXED))
+        for _ in range(2 + LOOPS):
+            serving.step()
+        serving.submit(Ask([4, 5], FIXED))
+        serving.step()
+        serving.step()
+        serving.submit(Ask([6, 7], FIXED))  # while the second prompt is at its third loop
+        serving.run()
+        for work in tick.launched:
+            depths = {chunk.depth for chunk in work.chunks}
+            assert len(depths) <= 1
+        assert serving.pump.counters.mixed_depth_ticks == 0
+        assert any(work.loops == LOOPS and len(work.decode) == 3 for work in tick.launched)
+
+
+def test_what_has_no_memory_is_named_with_the_knobs() -> None:
+    with (
+        pytest.raises(EngineError, match=r"kv pool: 3 slots.*lower kv_memory_bytes") as caught,
+        memory_errors("kv pool: 3 slots"),
+    ):
+        raise torch.OutOfMemoryError("tried to allocate 2 GiB")
+    assert "out_of_memory" == caught.value.code
