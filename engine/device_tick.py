@@ -8,6 +8,7 @@ kernels, the same steps run by plain torch. It must not know leases, streams or 
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +28,8 @@ from epicycle.engine.tick import SCORED_ROWS_AT_ONCE, PromptScores
 from epicycle.engine.tick_backend import TickBackend
 from epicycle.engine.tick_inputs import MOST_CHUNKS, Ladder, TickInputs, TickShape, samples_at_end
 from epicycle.engine.tickets import DeviceTicket, Reports, ResultColumns, ScoreParts, record
+
+DRAWN = SamplerSteps(penalise=False, bias=False, hold_stops=False, alternatives=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,7 @@ class DeviceTick:
         self._backend = backend
         self._runner = runner
         self._read_out = ReadOut(model, tensors, backend.line_up, backend.greedy)
+        self._reports: dict[Part, Reports] = {}
         self.most_prompt_rows = tensors.inputs.ladder.prompt[-1]
 
     @property
@@ -120,6 +124,8 @@ class DeviceTick:
                 self._run_loop(part.shape, has_prelude=part.flag)
             case "greedy":
                 self._run_greedy(part.shape, has_ends=part.flag)
+            case "drawn":
+                self._run_drawn(part.shape, has_ends=part.flag)
             case "sampled":
                 self._read_out.sampled(self._frame(part.shape), SamplerSteps(), has_ends=part.flag)
             case _:
@@ -171,12 +177,25 @@ class DeviceTick:
         self._backend.settle.token(frame, state)
 
     def _end(self, shape: TickShape, due: _Due) -> Reports | None:
-        """Coda, head and sampling of the rows that are due; outside graphs where more than the likeliest token is
-        asked for."""
-        if due.steps is not None:
-            return self._read_out.sampled(self._frame(shape), due.steps, has_ends=due.has_ends)
-        self._run_greedy(self._read_shape(shape), has_ends=due.has_ends)
-        return None
+        """Coda, head and sampling of the rows that are due, with as little of the sampler as serves them all."""
+        shape = self._read_shape(shape)
+        if due.steps is None:
+            self._run_greedy(shape, has_ends=due.has_ends)
+            return None
+        if due.steps == dataclasses.replace(due.steps, penalise=False, bias=False, hold_stops=False, alternatives=0):
+            return self._run_drawn(shape, has_ends=due.has_ends)
+        return self._read_out.sampled(self._frame(shape), due.steps, has_ends=due.has_ends)
+
+    def _run_drawn(self, shape: TickShape, *, has_ends: bool) -> Reports:
+        """A draw or the likeliest token, with its logprob. Reports of a graph lie where its capture put them; they are
+        copied before another part runs."""
+        part = Part("drawn", shape, has_ends)
+
+        def launch() -> None:
+            self._reports[part] = self._read_out.sampled(self._frame(shape), DRAWN, has_ends=has_ends)
+
+        self._runner.run(part, launch)
+        return self._reports[part]
 
     def _run_greedy(self, shape: TickShape, *, has_ends: bool) -> None:
         part = Part("greedy", shape, has_ends)

@@ -164,4 +164,6 @@ def make_tick(
         return DeviceTick(model, tensors, backend, PlainRunner()), None
     runner = GraphRunner(pool.device)
     tick = DeviceTick(model, tensors, backend, runner)
-    return tick, runner.capture(_parts(tensors.inputs.ladder, model.spec), tick.rehearse, on_progress)
+    report = runner.capture(_parts(tensors.inputs.ladder, model.spec), tick.rehearse, on_progress)
+    on_progress(report.line())
+    return tick, report
