@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from epicycle.actors import refusals
 from epicycle.actors.admission_policy import PassLimits, admission_pass, order_key
@@ -26,6 +26,7 @@ from epicycle.actors.control_messages import (
     Withdraw,
 )
 from epicycle.actors.inbox import Inbox
+from epicycle.actors.prefix_policy import PrefixPolicy, prefix_policy
 from epicycle.actors.waiting import Entry, WaitingQueue
 from epicycle.kvstore.reserve import ReserveRule
 from epicycle.transport.config import Config
@@ -41,7 +42,10 @@ MakeRule = Callable[[Capabilities], ReserveRule]
 
 
 class Admission:
-    """One inbox (`inbox`), turned by `turn`. `answer` sends a verdict to a gateway."""
+    """One inbox (`inbox`), turned by `turn`. `answer` sends a verdict to a gateway.
+
+    `in_use` says how many leading keys name pages that are in use anyway, so that sharing them costs no room.
+    """
 
     def __init__(
         self,
@@ -50,6 +54,7 @@ class Admission:
         to_scheduler: Callable[[ToScheduler], None],
         answer: Answer,
         make_rule: MakeRule,
+        in_use: Callable[[Sequence[bytes]], int],
     ) -> None:
         self.inbox: Inbox[ToAdmission] = Inbox("admission")
         self.progress = 0
@@ -60,9 +65,11 @@ class Admission:
         self._to_scheduler = to_scheduler
         self._answer = answer
         self._make_rule = make_rule
+        self._in_use = in_use
         self._limits = PassLimits(config.scheduler.scan_limit, config.scheduler.max_bypasses)
         self._facts: Capabilities | None = None
         self._rule: ReserveRule | None = None
+        self._prefix: PrefixPolicy | None = None
         self._room = Room(0, 0)
         self._waiting = WaitingQueue()
         self._running: set[int] = set()
@@ -100,6 +107,7 @@ class Admission:
                 self._room = message
             case ExecutorUp(facts=facts):
                 self._facts, self._rule = facts, self._make_rule(facts)
+                self._prefix = prefix_policy(self._config, facts)
             case ExecutorDown(reason=reason):
                 self._facts, self._rule, self._room = None, None, Room(0, 0)
                 self._refuse_waiting(lambda rid: refusals.engine_lost(rid, reason))
@@ -124,11 +132,11 @@ class Admission:
         if refusal is not None:
             self._reject(submit.gateway, refusal)
             return
-        assert self._rule is not None
+        assert self._rule is not None and self._prefix is not None
         now_s = self._clock()
         pages = self._rule.first_pages(len(submit.prompt) // 4, max(1, submit.sampling.max_tokens))
         key = order_key(submit.priority, now_s, self._config.scheduler.ageing_s)
-        self._waiting.add(submit, now_s, pages, key)
+        self._waiting.add(submit, now_s, pages, key, self._prefix.keys(submit), self._prefix.most_hits(submit))
         deadline_ms = self._deadline_ms(submit)
         if deadline_ms > 0:
             heapq.heappush(self._deadlines, (now_s + deadline_ms / 1e3, submit.rid))
@@ -189,8 +197,9 @@ class Admission:
         if not self._waiting or self._room.slots == 0:
             return
         head = self._waiting.head(self._limits.scan_limit)
+        costs = [entry.pages - self._in_use(entry.keys[: entry.most_hits]) for entry in head]
         result = admission_pass(
-            [entry.pages for entry in head],
+            costs,
             [entry.bypasses for entry in head],
             self._room.slots,
             self._room.pages,
@@ -199,15 +208,16 @@ class Admission:
         for position, passed in result.bypassed:
             head[position].bypasses += passed
         for position in result.admitted:
-            self._let_in(head[position])
+            self._let_in(head[position], costs[position])
         self._is_dirty = bool(result.admitted)  # one pass looks at a bounded part of the queue
 
-    def _let_in(self, entry: Entry) -> None:
+    def _let_in(self, entry: Entry, cost_pages: int) -> None:
         rid = entry.submit.rid
         self._waiting.remove(rid)
         self._running.add(rid)
-        self._room = Room(self._room.slots - 1, self._room.pages - entry.pages)
-        self._to_scheduler(Admit(entry.submit, (self._clock() - entry.arrived_s) * 1e3, entry.pages))
+        self._room = Room(self._room.slots - 1, self._room.pages - cost_pages, self._room.published)
+        queue_ms = (self._clock() - entry.arrived_s) * 1e3
+        self._to_scheduler(Admit(entry.submit, queue_ms, entry.pages, entry.keys, entry.most_hits))
         self.progress += 1
 
     def _refuse_waiting(self, refuse: Callable[[int], Rejected]) -> None:

@@ -27,7 +27,7 @@ from epicycle.transport.mailbox import Attachment, attach
 from epicycle.transport.wire.control import Drain, Endpoint, PeerDown, PeerUp
 from epicycle.transport.wire.kv import Census, Snapshot
 from epicycle.transport.wire.plan import ROWS_PER_TICK_BOUNDS, FromExecutor, StepReport
-from epicycle.transport.wire.request import Cancel, Submit
+from epicycle.transport.wire.request import Cancel, FromSubmitLink, ResetCache
 
 TIMER_S = 0.05  # deadlines, idle census
 RETRY_S = 0.002  # while a link has refused something
@@ -62,10 +62,12 @@ class Control:
             lambda message: self.scheduler.inbox.post(message),
             self._verdicts.push,
             lambda facts: reserve_rule(config.scheduler, facts),
+            lambda keys: self.scheduler.in_use(keys),
         )
         self.scheduler = Scheduler(
             config,
             self._host.epoch,
+            self._clock,
             self.admission.inbox,
             self.kv.inbox,
             self._verdicts.push,
@@ -74,12 +76,14 @@ class Control:
 
     def _bind(self) -> None:
         host = self._host
-        self._submits = cast("Receiver[Submit]", host.fabric.bind(host.name, host.epoch, "submit", Submit))
+        self._submits = cast(
+            "Receiver[FromSubmitLink]", host.fabric.bind(host.name, host.epoch, "submit", FromSubmitLink)
+        )
         self._cancels = cast("Receiver[Cancel]", host.fabric.bind(host.name, host.epoch, "cancel", Cancel))
         self._reports = cast("Receiver[StepReport]", host.fabric.bind(host.name, host.epoch, "reports", FromExecutor))
 
     @property
-    def receivers(self) -> tuple[Receiver[Submit], Receiver[Cancel], Receiver[StepReport]]:
+    def receivers(self) -> tuple[Receiver[FromSubmitLink], Receiver[Cancel], Receiver[StepReport]]:
         return (self._submits, self._cancels, self._reports)
 
     def announce(self) -> None:
@@ -109,8 +113,12 @@ class Control:
         for receiver in self.receivers:
             receiver.close()
 
-    def take_requests(self, messages: list[Submit | Cancel]) -> None:
-        self.admission.inbox.extend(messages)
+    def take_requests(self, messages: list[FromSubmitLink | Cancel]) -> None:
+        for message in messages:
+            if isinstance(message, ResetCache):
+                self.scheduler.inbox.post(message)
+            else:
+                self.admission.inbox.post(message)
         self.turn()
 
     def take_reports(self, messages: list[StepReport]) -> None:
@@ -218,6 +226,7 @@ class Control:
         total = scheduler.totals.value
         plans, merged_plans = scheduler.plan_counts
         free, pages = scheduler.pages
+        prefix_pages, pinned_pages = scheduler.cached_pages
         counters: dict[str, float] = {
             "requests_running": scheduler.running,
             'requests_waiting{reason="capacity"}': admission.waiting,
@@ -233,6 +242,9 @@ class Control:
             'starved_total{kind="latency"}': total("starved_latency"),
             'starved_total{kind="pool"}': total("starved_pool"),
             "yielded_rows_total": scheduler.yielded_rows,
+            "prefix_query_tokens_total": scheduler.prefix_query_tokens,
+            "prefix_hit_tokens_total": scheduler.prefix_hit_tokens,
+            "session_pinned_pages": pinned_pages,
             "plans_total": plans,
             "merged_plan_changes_total": merged_plans,
             'stale_messages_total{actor="control"}': admission.stale_messages + scheduler.stale_messages,
@@ -244,7 +256,7 @@ class Control:
             f'rows_per_tick_bucket{{le="{bound}"}}': count
             for bound, count in zip((*ROWS_PER_TICK_BOUNDS, "+Inf"), scheduler.totals.rows_per_tick(), strict=True)
         }
-        return counters | self.kv.gauges(free, pages)
+        return counters | self.kv.gauges(free, pages, prefix_pages)
 
 
 def make_actor(host: Host) -> Control:

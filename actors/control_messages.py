@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from epicycle.transport.wire.control import Capabilities
 from epicycle.transport.wire.kv import Snapshot
 from epicycle.transport.wire.plan import StepReport
-from epicycle.transport.wire.request import Cancel, Submit
+from epicycle.transport.wire.request import Cancel, ResetCache, Submit
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,16 @@ class GatewayLost:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Give `submit` a slot and `pages` pages now; admission has seen that both are free."""
+    """Give `submit` a slot and `pages` pages now; admission has seen that both are there.
+
+    `keys` are those of its prompt's full pages; it may share what is cached of the first `most_hits`.
+    """
 
     submit: Submit
     queue_ms: float
     pages: int
+    keys: tuple[bytes, ...] = ()
+    most_hits: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +69,14 @@ class WithdrawAll:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What admission may give away: slots, and pages net of what running rows are owed."""
+    """What admission may give away: slots, and pages net of what running rows are owed.
+
+    `published` grows with every prompt that becomes shareable: whoever waits may need less from then on.
+    """
 
     slots: int
     pages: int
+    published: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,5 +97,5 @@ class StartDrain:
 
 
 ToAdmission = Submit | Cancel | ExecutorUp | ExecutorDown | GatewayLost | Room | Left | StartDrain
-ToScheduler = StepReport | Admit | Withdraw | WithdrawAll | ExecutorUp | ExecutorDown | GatewayLost
+ToScheduler = StepReport | Admit | Withdraw | WithdrawAll | ResetCache | ExecutorUp | ExecutorDown | GatewayLost
 ToKv = Snapshot | PoolIdle

@@ -58,11 +58,11 @@ class KvActor:
             if self._running() == 0:  # else the pool is in use again, and will be idle again
                 self._census(0)
 
-    def gauges(self, free: int, total: int) -> dict[str, float]:
-        """Pages by class for a beat. Free is exact; what is held but not live is as of the last census."""
+    def gauges(self, free: int, total: int, prefix: int) -> dict[str, float]:
+        """Pages by class for a beat. Free and prefix-only ones are exact; leased and snapshotting as last counted."""
         cold = self.last
         held = total - free
-        prefix, leased, snapshotting = (min(held, pages) for pages in (cold.prefix, cold.leased, cold.snapshotting))
+        leased, snapshotting = (min(held - prefix, pages) for pages in (cold.leased, cold.snapshotting))
         return {
             'kv_pages{state="free"}': free,
             'kv_pages{state="live"}': max(0, held - prefix - leased - snapshotting),

@@ -1,16 +1,19 @@
-"""Leases: which pages a slot may write, when it gets more, and who yields when the pool is dry.
+"""Leases: which pages a slot may write, which it shares, when it gets more, and who yields when the pool is dry.
 
-Owns the ledger. With lifetime reservation a lease never changes; incremental ones grow at their low-water mark. When
-no page is left and none is about to come back, the youngest row is told that its lease is final: it ends with
-`length`, and its pages go to the others. So somebody always advances. It must not know links, gateways or clocks.
+Owns the page pool with its prefix cache. With lifetime reservation a lease never changes; incremental ones grow at
+their low-water mark. When no page is left and none is about to come back, the youngest row is told that its lease is
+final: it ends with `length`, and its pages go to the others. So somebody always advances. It must not know links,
+gateways or clocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
 
 from epicycle.actors.slot_table import SlotTable
-from epicycle.kvstore.ledger import Census, Ledger
+from epicycle.kvstore.ledger import Census
+from epicycle.kvstore.page_pool import PagePool
 from epicycle.kvstore.reserve import ReserveRule, pages_for
 from epicycle.transport.config import SchedulerConfig
 from epicycle.transport.wire.columns import I32, pack
@@ -29,13 +32,36 @@ def reserve_rule(config: SchedulerConfig, facts: Capabilities) -> ReserveRule:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class CacheLimits:
+    """Idle prefix pages that live rows may not take; how long and how many pages sessions may pin."""
+
+    reserve_pages: int = 0
+    pin_s: float = 0.0
+    pin_pages: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A new row's page table (I32), the positions it covers, and how many of them hold cached KV already."""
+
+    pages: bytes
+    limit_tokens: int
+    prefix_tokens: int
+
+
 class Leases:
     """Pages of the rows in `table`; each call names a slot that is in use there."""
 
-    def __init__(self, table: SlotTable, rule: ReserveRule, total_pages: int) -> None:
+    def __init__(
+        self, table: SlotTable, rule: ReserveRule, total_pages: int, limits: CacheLimits = CacheLimits()
+    ) -> None:
         self._table = table
         self._rule = rule
-        self._ledger = Ledger(total_pages)
+        self._limits = limits
+        self._pool = PagePool(total_pages, limits.reserve_pages)
+        self._sessions: dict[int, Hashable] = {}  # by slot
+        self.published = 0  # prompts made shareable
         self._held = [0] * len(table.rids)
         self._grow_at = [NEVER] * len(table.rids)  # more tokens than this: the lease is low
         self._growing: set[int] = set()  # rows that may ask for more one day
@@ -44,33 +70,75 @@ class Leases:
 
     @property
     def total_pages(self) -> int:
-        return self._ledger.total_pages
+        return self._pool.total_pages
 
     @property
     def free_pages(self) -> int:
-        return self._ledger.free_pages
+        return self._pool.free_pages
+
+    @property
+    def prefix_pages(self) -> int:
+        """Pages that only the prefix cache holds."""
+        return self._pool.index.unreferenced_pages
+
+    @property
+    def pinned_pages(self) -> int:
+        return self._pool.index.pinned_pages
 
     @property
     def spare_pages(self) -> int:
-        """Pages a newcomer may claim: one growth step stays back for each row that still grows, none while one waits.
+        """Pages a newcomer may claim, cached ones that nobody uses among them.
 
-        Without that a newcomer would be admitted only to be the youngest, and cut short.
+        One growth step stays back for each row that still grows, none while one waits. Without that a newcomer would be
+        admitted only to be the youngest, and cut short. To the first row everything is there, pinned pages included: it
+        might wait for ever otherwise.
         """
+        if not self._table:
+            return self._pool.obtainable_pages
         if self._hungry:
             return 0
         if self._rule.grow_tokens is None:
-            return self.free_pages
-        return max(0, self.free_pages - len(self._growing) * pages_for(self._rule.grow_tokens, self._rule.page_tokens))
+            return self._pool.available_pages
+        owed_pages = len(self._growing) * pages_for(self._rule.grow_tokens, self._rule.page_tokens)
+        return max(0, self._pool.available_pages - owed_pages)
 
     def census(self) -> Census:
-        return self._ledger.census()
+        return self._pool.census()
 
-    def open(self, slot: int, pages: int) -> tuple[bytes, int]:
-        """Claim a new row's pages; the page table (I32) and the positions it covers. The pages are known to be free."""
-        table = self._ledger.claim(slot, pages)
+    def in_use(self, keys: Sequence[bytes]) -> int:
+        """How many leading keys name cached pages that aren't counted in `spare_pages`: sharing them is free."""
+        return self._pool.index.in_use(keys) if self._table else 0
+
+    def open(
+        self,
+        slot: int,
+        pages: int,
+        keys: Sequence[bytes] = (),
+        most_hits: int = 0,
+        session: Hashable = None,
+    ) -> Lease:
+        """Claim a new row's pages, which are known to be there; cached ones of `keys[:most_hits]` are shared."""
+        table = self._pool.claim(slot, pages, keys, most_hits, is_urgent=True)
         self._held[slot] = pages
+        if session is not None:
+            self._sessions[slot] = session
         self._watch(slot)
-        return pack(I32, table), pages * self._rule.page_tokens
+        page_tokens = self._rule.page_tokens
+        return Lease(pack(I32, table), pages * page_tokens, self._pool.hits_of(slot) * page_tokens)
+
+    def publish(self, slots: Iterable[int]) -> None:
+        """The prompts of these rows are written: others may share their full pages."""
+        for slot in slots:
+            self._pool.publish(slot)
+            self.published += 1
+
+    def expire(self, now_s: float) -> None:
+        """Let go of sessions whose time is over."""
+        self._pool.index.expire(now_s)
+
+    def reset_cache(self) -> int:
+        """Forget every prefix; how many pages that freed."""
+        return self._pool.reset()
 
     def note(self, slots: Iterable[int]) -> None:
         """These rows have moved: the low ones get pages in the next `serve` that has some."""
@@ -86,21 +154,29 @@ class Leases:
         self._ending.add(slot)
         self._hungry.discard(slot)
 
-    def close(self, slot: int) -> None:
-        """The executor is done with the row: its pages are free."""
-        self._ledger.release(slot)
+    def close(self, slot: int, now_s: float = 0.0) -> None:
+        """The executor is done with the row: its pages are free, or cached, and pinned for a while for a session."""
+        keys = self._pool.release(slot, has_prompt=self._table.has_prompt(slot))
+        session = self._sessions.pop(slot, None)
+        if session is not None:
+            self._pool.index.pin(session, keys, now_s + self._limits.pin_s, self._limits.pin_pages)
         self._grow_at[slot] = NEVER
         for rows in (self._growing, self._hungry, self._ending):
             rows.discard(slot)
+
+    @property
+    def _growth_pages(self) -> int:
+        """Pages there for rows that grow; the only row gets pinned ones too, rather than end."""
+        return self._pool.obtainable_pages if len(self._table) == 1 else self._pool.available_pages
 
     def serve(self) -> list[Grow]:
         """Growth for rows that wait for it, oldest first; at most one row a call is told to yield."""
         grows: list[Grow] = []
         for slot in sorted(self._hungry, key=self._table.arrivals.__getitem__):
-            if self.free_pages == 0:
+            if self._growth_pages == 0:
                 break
             grows.append(self._grow(slot))
-        if self._hungry and self.free_pages == 0 and not self._ending:
+        if self._hungry and self._growth_pages == 0 and not self._ending:
             grows.append(self._yield_youngest())
         return grows
 
@@ -110,7 +186,7 @@ class Leases:
         wanted = self._rule.growth_pages(
             table.tokens[slot], self._held[slot], table.prompt_tokens[slot], self._outputs(slot)
         )
-        pages = self._ledger.grow(slot, min(wanted, self.free_pages))
+        pages = self._pool.grow(slot, min(wanted, self._growth_pages), is_urgent=True)
         self._held[slot] += len(pages)
         self._watch(slot)
         if table.tokens[slot] <= self._grow_at[slot]:

@@ -11,11 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from epicycle.actors.mock_model import mock_capabilities, mock_depth, mock_key, mock_logprob, mock_token
+from epicycle.actors.mock_pages import MockPages
 from epicycle.transport.config import Config
 from epicycle.transport.tick_counters import TickCounters
 from epicycle.transport.wire.columns import F32, I32, U16, U64, pack, unpack, unpack_list
 from epicycle.transport.wire.control import Capabilities
-from epicycle.transport.wire.output import Fin, PromptLogprobs, TokenBatch
+from epicycle.transport.wire.output import Fin, PrefixHit, PromptLogprobs, ToGateway, TokenBatch
 from epicycle.transport.wire.plan import Evict, Grow, Join, Plan, StepReport
 from epicycle.transport.wire.request import LoopBounds, Sampling
 
@@ -29,6 +30,7 @@ class MockRow:
     join: Join
     key: int
     prompt_tokens: int
+    cached_tokens: int
     stop_ids: frozenset[int]
     limit_tokens: int
     pages: int
@@ -74,7 +76,7 @@ class MockOutput:
     """Meets StepOutput."""
 
     report: StepReport | None
-    to_gateways: dict[int, list[TokenBatch | PromptLogprobs | Fin]]
+    to_gateways: dict[int, list[ToGateway]]
 
 
 class MockPump:
@@ -94,6 +96,7 @@ class MockPump:
         self._clock = clock
         self._sleep = sleep
         self._chunk_tokens = capabilities.prompt_chunk_tokens
+        self._pages = MockPages(capabilities.page_tokens)
         self._control_epoch = 0
         self._plan_seq = 0
         self.counters = TickCounters()
@@ -101,10 +104,10 @@ class MockPump:
 
     def _forget_rows(self) -> None:
         self._rows: dict[int, MockRow] = {}
-        self._moved: dict[int, None] = {}
+        self._moved: dict[int, tuple[int, int]] = {}  # slot -> gen, positions that hold KV
         self._freed: list[tuple[int, int]] = []
         self._batches: dict[int, _Batch] = {}
-        self._before: dict[int, list[TokenBatch | PromptLogprobs | Fin]] = {}  # messages ahead of the batch: prompts'
+        self._before: dict[int, list[ToGateway]] = {}  # messages ahead of the batch: prompts'
         self._fins: dict[int, list[Fin]] = {}
         self._has_report = False
 
@@ -158,14 +161,13 @@ class MockPump:
         return MockOutput(report=report, to_gateways=to_gateways)
 
     def _report(self) -> StepReport:
-        moved = [slot for slot in self._moved if slot in self._rows]
         return StepReport(
             epoch=self._epoch,
             control_epoch=self._control_epoch,
             plan_seq=self._plan_seq,
-            slots=pack(I32, moved),
-            gens=pack(I32, [self._rows[slot].join.gen for slot in moved]),
-            tokens=pack(I32, [self._rows[slot].written_tokens for slot in moved]),
+            slots=pack(I32, self._moved),
+            gens=pack(I32, [gen for gen, _ in self._moved.values()]),
+            tokens=pack(I32, [tokens for _, tokens in self._moved.values()]),
             freed_slots=pack(I32, [slot for slot, _ in self._freed]),
             freed_gens=pack(I32, [gen for _, gen in self._freed]),
             **self.counters.report_fields(),
@@ -176,19 +178,26 @@ class MockPump:
             self.counters.stale_messages += 1
             return
         prompt = unpack(I32, join.prompt)
-        left_tokens = max(1, len(prompt) - join.prefix_tokens)
+        self._pages.join(join)
+        # The last prompt token is always computed: the first output comes from it.
+        cached_tokens = min(join.prefix_tokens, len(prompt) - 1)
+        left_tokens = len(prompt) - cached_tokens
         self._rows[join.slot] = MockRow(
             join=join,
             key=mock_key(prompt),
             prompt_tokens=len(prompt),
+            cached_tokens=cached_tokens,
             stop_ids=frozenset(unpack_list(I32, join.sampling.stop_ids)),
             limit_tokens=join.limit_tokens,
             pages=len(join.pages) // 4,
             prefill_ticks=-(-left_tokens // self._chunk_tokens) * self._facts.loops,
-            written_tokens=join.prefix_tokens,
+            written_tokens=cached_tokens,
             joined_s=self._clock(),
         )
         self.counters.prompt_tokens += len(prompt)
+        if cached_tokens:
+            hit = PrefixHit(self._epoch, join.rid, cached_tokens)
+            self._before.setdefault(join.gateway, []).append(hit)
 
     def _find(self, slot: int, gen: int) -> MockRow | None:
         row = self._rows.get(slot)
@@ -201,6 +210,7 @@ class MockPump:
         row = self._find(grow.slot, grow.gen)
         if row is None:
             return
+        self._pages.grow(grow)
         row.pages += len(grow.pages) // 4
         assert grow.limit_tokens <= row.pages * self._facts.page_tokens, grow
         row.limit_tokens = grow.limit_tokens
@@ -221,14 +231,15 @@ class MockPump:
         row.prefill_ticks -= 1
         loops = self._facts.loops
         chunks_left = -(-row.prefill_ticks // loops)
-        written = max(row.join.prefix_tokens, row.prompt_tokens - chunks_left * self._chunk_tokens)
-        self.counters.prompt_row_loops += min(self._chunk_tokens, row.prompt_tokens)
+        written = max(row.cached_tokens, row.prompt_tokens - chunks_left * self._chunk_tokens)
+        self.counters.prompt_row_loops += min(self._chunk_tokens, row.prompt_tokens - row.cached_tokens)
         if written > row.written_tokens:
             self._score_prompt(row, max(1, row.written_tokens), written)
             row.written_tokens = written
-            self._moved[row.join.slot] = None
+            self._moved[row.join.slot] = (row.join.gen, row.written_tokens)
         if row.prefill_ticks:
             return
+        self._pages.write(row.join)
         row.first_token_s = self._clock()
         if row.join.sampling.max_tokens == 0:
             self._finish(row, "length")
@@ -266,7 +277,7 @@ class MockPump:
         token = mock_token(row.key, index, facts.vocab_size)
         depth = mock_depth(row.key, index, row.join.loops, facts.loops)
         row.outputs += 1
-        self._moved[row.join.slot] = None
+        self._moved[row.join.slot] = (row.join.gen, row.written_tokens)
         self.counters.generated_tokens += 1
         if index:
             self.counters.decode_row_loops += depth

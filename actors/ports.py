@@ -13,7 +13,7 @@ from typing import Protocol
 from epicycle.transport.config import Config
 from epicycle.transport.link import Fabric
 from epicycle.transport.wire.control import Capabilities, Drain, Endpoint, HealthReply, MailboxStat, PeerDown, PeerUp
-from epicycle.transport.wire.output import Fin, PromptLogprobs, TokenBatch
+from epicycle.transport.wire.output import ToGateway
 from epicycle.transport.wire.plan import Plan, StepReport
 
 
@@ -83,7 +83,7 @@ class StepOutput(Protocol):
     def report(self) -> StepReport | None: ...
 
     @property
-    def to_gateways(self) -> Mapping[int, Sequence[TokenBatch | PromptLogprobs | Fin]]: ...
+    def to_gateways(self) -> Mapping[int, Sequence[ToGateway]]: ...
 
 
 class TickCounters(Protocol):

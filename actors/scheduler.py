@@ -7,7 +7,7 @@ beyond passing them on, or which loop a row is in.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -27,8 +27,9 @@ from epicycle.actors.control_messages import (
     WithdrawAll,
 )
 from epicycle.actors.inbox import Inbox
-from epicycle.actors.leases import Leases, reserve_rule
+from epicycle.actors.leases import CacheLimits, Leases, reserve_rule
 from epicycle.actors.plan_outbox import PlanOutbox
+from epicycle.actors.prefix_policy import prefix_policy
 from epicycle.actors.slot_table import SlotTable
 from epicycle.actors.step_reports import ReportTotals
 from epicycle.kvstore.ledger import Census
@@ -36,7 +37,7 @@ from epicycle.transport.config import Config
 from epicycle.transport.link import Sender
 from epicycle.transport.wire.columns import I32, unpack
 from epicycle.transport.wire.plan import Evict, Join, StepReport
-from epicycle.transport.wire.request import Accepted, Verdict
+from epicycle.transport.wire.request import Accepted, CacheReset, ResetCache, Verdict
 
 _log = structlog.get_logger()
 
@@ -47,7 +48,9 @@ class Executor:
     def __init__(self, up: ExecutorUp, sender: Sender, control_epoch: int, config: Config) -> None:
         self.epoch = up.epoch
         self.table = SlotTable(up.facts.slots)
-        self.leases = Leases(self.table, reserve_rule(config.scheduler, up.facts), up.facts.total_pages)
+        self.prefix = prefix_policy(config, up.facts)
+        limits = CacheLimits(self.prefix.reserve_pages, self.prefix.pin_s, self.prefix.pin_pages)
+        self.leases = Leases(self.table, reserve_rule(config.scheduler, up.facts), up.facts.total_pages, limits)
         self.plans = PlanOutbox(sender, up.epoch, control_epoch)
 
 
@@ -58,6 +61,7 @@ class Scheduler:
         self,
         config: Config,
         control_epoch: int,
+        clock: Callable[[], float],
         to_admission: Inbox[ToAdmission],
         to_kv: Inbox[ToKv],
         answer: Callable[[int, Verdict], None],
@@ -67,9 +71,12 @@ class Scheduler:
         self.progress = 0
         self.stale_messages = 0
         self.yielded_rows = 0
+        self.prefix_query_tokens = 0  # prompt tokens of joins that could have found a prefix
+        self.prefix_hit_tokens = 0  # of those, the ones that are not computed
         self.totals = ReportTotals()
         self._config = config
         self._control_epoch = control_epoch
+        self._clock = clock
         self._to_admission = to_admission
         self._to_kv = to_kv
         self._answer = answer
@@ -88,6 +95,16 @@ class Scheduler:
     def pages(self) -> tuple[int, int]:
         """(free, total) pages; (0, 0) without an executor."""
         return (self._executor.leases.free_pages, self._executor.leases.total_pages) if self._executor else (0, 0)
+
+    @property
+    def cached_pages(self) -> tuple[int, int]:
+        """(pages that only the prefix cache holds, pages pinned by sessions)."""
+        leases = self._executor.leases if self._executor is not None else None
+        return (leases.prefix_pages, leases.pinned_pages) if leases is not None else (0, 0)
+
+    def in_use(self, keys: Sequence[bytes]) -> int:
+        """Read-only, for admission: how many leading keys name cached pages that cost a newcomer nothing."""
+        return self._executor.leases.in_use(keys) if self._executor is not None else 0
 
     @property
     def has_pending(self) -> bool:
@@ -110,16 +127,25 @@ class Scheduler:
         executor = self._executor
         if executor is None:
             return
-        for grow in executor.leases.serve():
+        leases = executor.leases
+        leases.expire(self._clock())
+        for grow in leases.serve():
             self.yielded_rows += grow.is_final
             executor.plans.grow(grow)
-        self._to_admission.post(Room(executor.table.free_slots, executor.leases.spare_pages))
+        self._to_admission.post(Room(executor.table.free_slots, leases.spare_pages, leases.published))
 
     def flush(self) -> None:
         """Offer the pending Plan to the link; requests whose Join is on its way are accepted."""
         if self._executor is not None:
             for join in self._executor.plans.flush():
+                self._count_prefix(self._executor, join)
                 self._answer(join.gateway, Accepted(join.rid, join.queue_ms))
+
+    def _count_prefix(self, executor: Executor, join: Join) -> None:
+        if executor.prefix.may_hit(join.sampling.prompt_logprobs):
+            prompt_tokens = len(join.prompt) // 4
+            self.prefix_query_tokens += prompt_tokens
+            self.prefix_hit_tokens += min(join.prefix_tokens, prompt_tokens - 1)
 
     def _handle(self, message: ToScheduler) -> None:
         match message:
@@ -134,6 +160,9 @@ class Scheduler:
                     self._withdraw(rid, reason, text)
             case GatewayLost(number=number):
                 self._lose_gateway(number)
+            case ResetCache(ref=ref, gateway=gateway):
+                freed_pages = self._executor.leases.reset_cache() if self._executor is not None else 0
+                self._answer(gateway, CacheReset(ref, freed_pages))
             case ExecutorUp():
                 self._drop_executor("another one has taken its place")
                 self._executor = Executor(message, self._connect(), self._control_epoch, self._config)
@@ -156,6 +185,7 @@ class Scheduler:
         table, leases = executor.table, executor.leases
         slots = unpack(I32, report.slots)
         self.stale_messages += table.advance(slots, unpack(I32, report.gens), unpack(I32, report.tokens))
+        leases.publish(table.take_completed())
         leases.note(slots)
         for slot, gen in zip(unpack(I32, report.freed_slots), unpack(I32, report.freed_gens), strict=True):
             if table.is_current(slot, gen):
@@ -166,7 +196,7 @@ class Scheduler:
     def _free(self, executor: Executor, slot: int) -> None:
         """Nothing on the device touches the slot any more: slot and pages may be used again."""
         executor.plans.forget(slot)
-        executor.leases.close(slot)
+        executor.leases.close(slot, self._clock())
         self._to_admission.post(Left(executor.table.release(slot)))
         if not executor.table:
             self._to_kv.post(PoolIdle())
@@ -176,17 +206,19 @@ class Scheduler:
         assert executor is not None, "admission has no room without an executor"
         prompt_tokens = len(submit.prompt) // 4
         slot = executor.table.take(submit.rid, submit.gateway, prompt_tokens, submit.sampling.max_tokens)
-        pages, limit_tokens = executor.leases.open(slot, admit.pages)
+        session = executor.prefix.session(submit)
+        lease = executor.leases.open(slot, admit.pages, admit.keys, admit.most_hits, session)
         join = Join(
             rid=submit.rid,
             gateway=submit.gateway,
             slot=slot,
             gen=executor.table.gens[slot],
             prompt=submit.prompt,
-            pages=pages,
-            limit_tokens=limit_tokens,
+            pages=lease.pages,
+            limit_tokens=lease.limit_tokens,
             sampling=submit.sampling,
             loops=submit.loops,
+            prefix_tokens=lease.prefix_tokens,
             noise_seed=submit.noise_seed,
             queue_ms=admit.queue_ms,
         )

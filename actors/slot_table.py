@@ -24,6 +24,7 @@ class SlotTable:
         self.tokens = [0] * slots  # positions that hold KV, as last reported
         self.is_evicted = [False] * slots  # the executor has been told, or will be with the pending Plan
         self.prefilling = 0  # rows whose prompt isn't written yet
+        self.completed: list[int] = []  # slots whose prompt has just been written, for the caller of `advance` to take
         self._free = list(range(slots - 1, -1, -1))
         self._slot_of: dict[int, int] = {}
         self._arrivals = 0
@@ -34,6 +35,15 @@ class SlotTable:
     def __iter__(self) -> Iterator[int]:
         """The slots in use, oldest row first."""
         return iter(tuple(self._slot_of.values()))
+
+    def has_prompt(self, slot: int) -> bool:
+        """The whole prompt is written, or its writing is under way and comes before whatever is launched now."""
+        return self.tokens[slot] >= self.prompt_tokens[slot]
+
+    def take_completed(self) -> list[int]:
+        """Slots whose prompts `advance` found complete since the last call."""
+        completed, self.completed = self.completed, []
+        return completed
 
     @property
     def free_slots(self) -> int:
@@ -76,6 +86,7 @@ class SlotTable:
                 continue
             if held[slot] < prompts[slot] <= now:
                 self.prefilling -= 1
+                self.completed.append(slot)
             held[slot] = now
         return stale
 
@@ -83,7 +94,7 @@ class SlotTable:
         """Free the slot; the rid that had it."""
         rid = self.rids[slot]
         assert rid != FREE, slot
-        if self.tokens[slot] < self.prompt_tokens[slot]:
+        if not self.has_prompt(slot):
             self.prefilling -= 1
         self.rids[slot] = FREE
         del self._slot_of[rid]

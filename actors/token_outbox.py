@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from epicycle.transport.errors import LinkFull
 from epicycle.transport.link import Sender
 from epicycle.transport.wire.columns import I32, U64, pack, unpack
-from epicycle.transport.wire.output import Fin, PromptLogprobs, ToGateway, TokenBatch
+from epicycle.transport.wire.output import Fin, PrefixHit, PromptLogprobs, ToGateway, TokenBatch
 
 ROW_TOKENS = 16_384  # tokens of one row in one batch: with 20 alternatives about 3 MB
 BATCH_BYTES = 8 << 20  # a frame holds 64 MiB
@@ -48,13 +48,13 @@ class RowTokens:
 
 
 class TokenOutbox:
-    """One gateway's. Per request the order holds: prompt logprobs, tokens, Fin. Meant for the executor's thread."""
+    """One gateway's. Per request the order holds: prompt messages, tokens, Fin. Meant for the executor's thread."""
 
     def __init__(self) -> None:
         self.merged_rows = 0
         self.sender: Sender | None = None
         self._epoch = 0
-        self._prompts: deque[PromptLogprobs] = deque()
+        self._prompts: deque[PromptLogprobs | PrefixHit] = deque()
         self._rows: dict[int, RowTokens] = {}
         self._fins: deque[Fin] = deque()
 
@@ -110,7 +110,7 @@ class TokenOutbox:
         match message:
             case TokenBatch():
                 self._merge(message)
-            case PromptLogprobs():
+            case PromptLogprobs() | PrefixHit():
                 self._prompts.append(message)
             case Fin():
                 self._fins.append(message)

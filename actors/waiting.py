@@ -14,13 +14,18 @@ from epicycle.transport.wire.request import Submit
 
 @dataclass(slots=True)
 class Entry:
-    """One waiting request. `pages` is what it claims when it gets in; `bypasses` counts those that passed it."""
+    """One waiting request. `pages` is what it claims when it gets in; `bypasses` counts those that passed it.
+
+    `keys` are those of its prompt's full pages, made once; `most_hits` of them may be found in the prefix cache.
+    """
 
     submit: Submit
     arrived_s: float
     pages: int
     key: float
     seq: int
+    keys: tuple[bytes, ...] = ()
+    most_hits: int = 0
     bypasses: int = 0
 
 
@@ -38,10 +43,12 @@ class WaitingQueue:
     def __contains__(self, rid: int) -> bool:
         return rid in self._entries
 
-    def add(self, submit: Submit, arrived_s: float, pages: int, key: float) -> None:
+    def add(
+        self, submit: Submit, arrived_s: float, pages: int, key: float, keys: tuple[bytes, ...] = (), most_hits: int = 0
+    ) -> None:
         assert submit.rid not in self._entries, submit.rid
         self._arrivals += 1
-        self._entries[submit.rid] = Entry(submit, arrived_s, pages, key, self._arrivals)
+        self._entries[submit.rid] = Entry(submit, arrived_s, pages, key, self._arrivals, keys, most_hits)
         insort(self._order, (key, self._arrivals, submit.rid))
 
     def remove(self, rid: int) -> Entry | None:

@@ -1,7 +1,8 @@
 """Messages of the ticks that are complete: a token batch for each gateway, prompt scores, ends, and the report.
 
-Owns their columns and their order: within a gateway, prompt scores before tokens before ends, so that a request's end
-comes after its last token. Emptied by every `take`. It must not know slots' tensors or why a request ended.
+Owns their columns and their order: within a gateway, what is said of prompts before tokens before ends, so that a
+request's end comes after its last token. Emptied by every `take`. It must not know slots' tensors, or why a request
+ended.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from dataclasses import dataclass, field
 
 from epicycle.transport.tick_counters import TickCounters
 from epicycle.transport.wire.columns import F32, I32, U16, U64, pack
-from epicycle.transport.wire.output import Fin, PromptLogprobs, TokenBatch
+from epicycle.transport.wire.output import Fin, PrefixHit, PromptLogprobs, TokenBatch
 from epicycle.transport.wire.plan import StepReport
 
-Message = TokenBatch | PromptLogprobs | Fin
+Message = TokenBatch | PromptLogprobs | PrefixHit | Fin
 
 
 @dataclass(slots=True)
@@ -64,23 +65,23 @@ class Outbox:
     moved: dict[int, tuple[int, int]] = field(default_factory=dict)
     freed: list[tuple[int, int]] = field(default_factory=list)
     columns: dict[int, TokenColumns] = field(default_factory=dict)
-    scores: dict[int, list[PromptLogprobs]] = field(default_factory=dict)
+    prompts: dict[int, list[PromptLogprobs | PrefixHit]] = field(default_factory=dict)
     ends: dict[int, list[Fin]] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
-        return not (self.is_report_due or self.moved or self.freed or self.columns or self.scores or self.ends)
+        return not (self.is_report_due or self.moved or self.freed or self.columns or self.prompts or self.ends)
 
     def clear(self) -> None:
         """Drop everything not yet taken; the counters stay."""
-        self.moved, self.freed, self.columns, self.scores, self.ends = {}, [], {}, {}, {}
+        self.moved, self.freed, self.columns, self.prompts, self.ends = {}, [], {}, {}, {}
 
     def tokens_of(self, gateway: int) -> TokenColumns:
         return self.columns.setdefault(gateway, TokenColumns())
 
     def take(self) -> StepOutput:
         """Everything since the last call."""
-        to_gateways: dict[int, list[Message]] = {gateway: list(scores) for gateway, scores in self.scores.items()}
+        to_gateways: dict[int, list[Message]] = {gateway: list(messages) for gateway, messages in self.prompts.items()}
         for gateway, columns in self.columns.items():
             to_gateways.setdefault(gateway, []).append(columns.pack(self.epoch))
         for gateway, ends in self.ends.items():

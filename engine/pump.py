@@ -23,7 +23,7 @@ from epicycle.engine.slots import SlotTable, sampling_params
 from epicycle.engine.tick import ANY_NUMBER, PromptScores, Samples, Tick, Ticket, TickResult
 from epicycle.engine.upload import upload
 from epicycle.transport.wire.columns import F32, I32, pack, unpack_list
-from epicycle.transport.wire.output import Fin, PromptLogprobs
+from epicycle.transport.wire.output import Fin, PrefixHit, PromptLogprobs
 from epicycle.transport.wire.plan import Evict, Grow, Join, Plan
 
 WAIT_STEP_S = 2e-5  # between two looks at a tick that isn't complete
@@ -247,6 +247,9 @@ class Pump:
         self._residents[join.slot] = resident
         self._prompts.add(resident)
         self.counters.prompt_tokens += len(prompt)
+        if cached:
+            hit = PrefixHit(self._out.epoch, join.rid, cached)
+            self._out.prompts.setdefault(join.gateway, []).append(hit)
 
     def _grow(self, grow: Grow) -> None:
         resident = self._find(grow.slot, grow.gen)
@@ -318,7 +321,7 @@ class Pump:
                 top_ids=pack(I32, scores.top_ids),
                 top_logprobs=pack(F32, scores.top_logprobs),
             )
-            self._out.scores.setdefault(resident.join.gateway, []).append(message)
+            self._out.prompts.setdefault(resident.join.gateway, []).append(message)
 
     def _pass_samples(self, samples: Samples) -> None:
         for place, resident in enumerate(samples.residents):
@@ -369,6 +372,7 @@ class Pump:
             self._end(resident, "length", warning=POOL_WARNING)
 
     def _fail(self, resident: Resident, what: str, depth: int) -> None:
+        self._out.moved.pop(resident.slot, None)  # nobody should share what made it fail
         message = f"request {resident.join.rid}: the logits of {what} are not finite at depth {depth}"
         self._end(resident, "error", code="server_error", message=message)
 
@@ -400,7 +404,8 @@ class Pump:
         self._tick.drop(resident.slot)
         # Whole pages of prompt may live on in the prefix cache; what lies behind them is nobody's now.
         self._spoil(resident.pages[resident.prompt_tokens // self._pool.page_tokens :])
-        self._out.moved.pop(resident.slot, None)
+        if resident.outputs > 1:  # else the report may be the first to say that the prompt is written
+            self._out.moved.pop(resident.slot, None)
         del self._residents[resident.slot]
 
     def _moved(self, resident: Resident) -> None:

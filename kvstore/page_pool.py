@@ -33,33 +33,36 @@ class PagePool:
     @property
     def available_pages(self) -> int:
         """Free, or freed as soon as somebody claims them. O(1)."""
-        return self.free_pages + max(0, self.index.idle_pages - self._reserve_pages)
+        return self._available_beside(())
+
+    @property
+    def obtainable_pages(self) -> int:
+        """What is there for an urgent claim: every page that no row holds. O(1)."""
+        return self._obtainable_beside(())
 
     def census(self) -> Census:
         return self.ledger.census()
 
-    def cost(self, pages: int, keys: Sequence[bytes]) -> int:
-        """What a claim of `pages` that may hit `keys` takes from `available_pages`, at most. O(log keys)."""
-        return pages - self.index.used(keys)
-
-    def claim(self, owner: Hashable, pages: int, keys: Sequence[bytes] = (), most_hits: int = 0) -> tuple[int, ...]:
+    def claim(
+        self,
+        owner: Hashable,
+        pages: int,
+        keys: Sequence[bytes] = (),
+        most_hits: int = 0,
+        *,
+        is_urgent: bool = False,
+    ) -> tuple[int, ...]:
         """Open a table of `pages`; those of the first known keys, at most `most_hits`, are shared. Returns the table.
 
-        `keys` are the prompt's, to be published later. Raises PoolShort, and has evicted nothing, where there are too
-        few pages. The owner must be new.
+        `keys` are the prompt's, to be published later. An urgent claim may break pins and the reserve. Raises
+        PoolShort, and has evicted nothing, where there are too few pages. The owner must be new. O(pages).
         """
         assert owner not in self._chains, owner
         hits = self.index.known(keys[:most_hits])
-        fresh = pages - hits
-        idle_hits = hits - self.index.used(keys[:hits])
-        evictable = max(0, self.index.idle_pages - idle_hits - self._reserve_pages)
-        if fresh > self.free_pages + evictable:
-            raise PoolShort(
-                f"{pages} pages asked, {hits} of them known, {self.free_pages} of {self.total_pages} free and "
-                f"{evictable} evictable; nothing taken"
-            )
+        fresh, hit_keys = pages - hits, keys[:hits]
+        self._require(fresh, self._obtainable_beside(hit_keys) if is_urgent else self._available_beside(hit_keys))
         chain = self.index.join(keys, hits)
-        self.index.evict(max(0, fresh - self.free_pages))
+        self._make_free(fresh)
         table = self.ledger.claim(owner, fresh, [node.page for node in chain.nodes])
         self._chains[owner] = chain
         return table
@@ -68,12 +71,28 @@ class PagePool:
         """Pages at the head of the owner's table that the index lists as well."""
         return len(self._chains[owner].nodes)
 
-    def grow(self, owner: Hashable, pages: int) -> tuple[int, ...]:
-        """Append fresh pages and return them alone. Raises PoolShort and evicts nothing where they aren't there."""
-        if pages > self.available_pages:
-            raise PoolShort(f"{pages} pages asked, {self.available_pages} of {self.total_pages} available; none taken")
-        self.index.evict(max(0, pages - self.free_pages))
+    def grow(self, owner: Hashable, pages: int, *, is_urgent: bool = False) -> tuple[int, ...]:
+        """Append fresh pages and return them alone. Raises like `claim`."""
+        self._require(pages, self.obtainable_pages if is_urgent else self.available_pages)
+        self._make_free(pages)
         return self.ledger.grow(owner, pages)
+
+    def _available_beside(self, hit_keys: Sequence[bytes]) -> int:
+        """Pages there for a claim that shares those of `hit_keys`, all known: they can't be evicted for it."""
+        idle_hits = len(hit_keys) - self.index.in_use(hit_keys)
+        return self.free_pages + max(0, self.index.idle_pages - idle_hits - self._reserve_pages)
+
+    def _obtainable_beside(self, hit_keys: Sequence[bytes]) -> int:
+        return self.free_pages + self.index.unreferenced_pages - len(hit_keys) + self.index.in_rows(hit_keys)
+
+    def _require(self, pages: int, there: int) -> None:
+        if pages > there:
+            raise PoolShort(f"{pages} pages asked, {there} of {self.total_pages} free or evictable; nothing taken")
+
+    def _make_free(self, pages: int) -> None:
+        short = max(0, pages - self.free_pages)
+        self.index.unpin_until_idle(short)
+        self.index.evict(short)
 
     def publish(self, owner: Hashable) -> None:
         """The owner's full prompt pages hold what their keys say: others may share them from now on."""

@@ -74,8 +74,12 @@ class PrefixIndex:
         """How many leading keys have a page."""
         return self._leading(keys, lambda node: True)
 
-    def used(self, keys: Sequence[bytes]) -> int:
-        """How many leading keys have a page that is in use anyway: sharing it takes nothing from the pool."""
+    def in_rows(self, keys: Sequence[bytes]) -> int:
+        """How many leading keys have a page that a live row holds."""
+        return self._leading(keys, lambda node: node.rows > 0)
+
+    def in_use(self, keys: Sequence[bytes]) -> int:
+        """How many leading keys have a page that a live row holds or a session pins."""
         return self._leading(keys, lambda node: node.is_used)
 
     def join(self, keys: Sequence[bytes], hits: int) -> Chain:
@@ -142,6 +146,11 @@ class PrefixIndex:
             self._unpin(next(iter(self._sessions)))
         if path:
             self._sessions[session] = _Session(path, until_s)
+
+    def unpin_until_idle(self, pages: int) -> None:
+        """End pins, those made longest ago first, until so many pages are idle; no row may use that many."""
+        while len(self._idle) < pages:
+            self._unpin(next(iter(self._sessions)))
 
     def expire(self, now_s: float) -> None:
         """End the pins whose time is over; they must have been made in the order of their times."""

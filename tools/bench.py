@@ -74,6 +74,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--device", default="auto", help="auto, cpu, or cuda:N")
     made.add_argument("--repeats", type=at_least_one, help="timed runs of each workload; default: the file's")
     made.add_argument("--no-decode-window", action="store_true", help="engine: leave out the pass that only decodes")
+    made.add_argument("--no-prefix-cache", action="store_true", help="compute every prompt whole")
     made.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", help="any other engine option")
     made.add_argument("--bandwidth", type=float, default=0.0, help="bytes/s for the floor, such as 4.2e12")
     made.add_argument("--flops", type=float, default=0.0, help="operations/s for the floor, such as 755e12")
@@ -162,9 +163,9 @@ def engine_side(options: dict[str, Any], arguments: argparse.Namespace) -> Itera
     give_back_memory()
     engine = Engine.load(read_options(options))
     facts = engine.capabilities()
-    measures_decode = not arguments.no_decode_window
+    measures_decode, prefix_cache = not arguments.no_decode_window, not arguments.no_prefix_cache
     yield Served(
-        run=lambda load, _: run_engine(engine, load, measures_decode=measures_decode),
+        run=lambda load, _: run_engine(engine, load, measures_decode=measures_decode, prefix_cache=prefix_cache),
         device=device_name(facts.device),
         dtype=facts.dtype,
         plan=facts.plan_line,
@@ -178,6 +179,7 @@ def http_side(options: dict[str, Any], arguments: argparse.Namespace) -> Iterato
         yield served_at(arguments.target, arguments)
         return
     words = [word for name, value in options.items() for word in ("--set", f"engine.{name}={value}")]
+    words += ["--no-prefix-cache"] if arguments.no_prefix_cache else []
     with tempfile.TemporaryDirectory(prefix="epicycle-bench-") as scratch, local_server(Path(scratch), words) as server:
         yield served_at(server.base_url, arguments)
 

@@ -23,13 +23,14 @@ from epicycle.transport.wire.request import LoopBounds, Sampling
 Clock = Callable[[], float]
 
 
-def run_engine(engine: Engine, load: Load, *, measures_decode: bool = True) -> RunResult:
-    """One run of a workload, then its decode window where it has one."""
-    offline = Offline(engine)
+def run_engine(engine: Engine, load: Load, *, measures_decode: bool = True, prefix_cache: bool = True) -> RunResult:
+    """One run of a workload on an empty prefix cache, then its decode window where it has one."""
+    offline = Offline(engine, prefix_cache=prefix_cache)
     result = RunResult(records=drive(offline, load))
     result.counters = {
         name: float(value) for name, value in asdict(offline.pump.counters).items() if isinstance(value, int)
     }
+    result.counters["prefix_hit_tokens"] = float(offline.hit_tokens)
     if measures_decode and load.workload.kind != "sessions" and load.workload.output > 1:
         result.decode_streams = streams_that_fit(engine, load)
         result.decode_tokens_per_s = decode_window(Offline(engine), load, result.decode_streams)

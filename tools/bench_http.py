@@ -20,7 +20,16 @@ from epicycle.tools.bench_stats import RunResult, shared_window
 DATA = b"data: "
 JSON = {"Content-Type": "application/json"}
 LONGEST_LINE_BYTES = 8 << 20  # a first event repeats the prompt
-COUNTERS = ("ticks", "rows_in_ticks", "mixed_depth_ticks", "loops_saved", "starved", "prompt_tokens", "graph_ticks")
+COUNTERS = (
+    "ticks",
+    "rows_in_ticks",
+    "mixed_depth_ticks",
+    "loops_saved",
+    "starved",
+    "prompt_tokens",
+    "prefix_hit_tokens",
+    "graph_ticks",
+)
 
 
 class _Choice(msgspec.Struct):

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from epicycle.engine.engine import Engine
-from epicycle.kvstore.ledger import Ledger
+from epicycle.kvstore.page_pool import PagePool
+from epicycle.kvstore.prefix_keys import chain_keys, chain_root
 from epicycle.kvstore.reserve import ReserveRule, lifetime_pages, require_fits_ever
 from epicycle.transport.wire.columns import F32, I32, U16, U64, pack, unpack
-from epicycle.transport.wire.output import Fin, PromptLogprobs, TokenBatch
+from epicycle.transport.wire.output import Fin, PrefixHit, PromptLogprobs, ToGateway, TokenBatch
 from epicycle.transport.wire.plan import Grow, Join, Plan, StepReport
 from epicycle.transport.wire.request import LoopBounds, Sampling
 
@@ -50,6 +51,7 @@ class Reply:
     logprobs: list[float] = field(default_factory=list)
     prompt_logprobs: list[float] = field(default_factory=list)
     token_s: list[float] = field(default_factory=list)
+    cached_tokens: int = 0
     end: Fin | None = None
 
     @property
@@ -65,18 +67,29 @@ class Resident:
     gen: int
     life_pages: int
     held_pages: int
+    has_prompt: bool = False
 
 
 class Offline:
     """Runs requests on one engine. `submit` any time, `step` until it returns False; replies are filled in place.
 
     `grow_tokens` 0 leases a request's whole life when it joins; more leases its prompt and grows by so many positions.
+    `prefix_cache` shares the full pages of prompts that begin alike, as the server does.
     """
 
-    def __init__(self, engine: Engine, clock: Clock = time.perf_counter, grow_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Clock = time.perf_counter,
+        grow_tokens: int = 0,
+        *,
+        prefix_cache: bool = False,
+    ) -> None:
         self.engine = engine
         self.pump = engine.new_pump(epoch=1)
-        self.ledger = Ledger(engine.plan.total_pages)
+        self.pool = PagePool(engine.plan.total_pages)
+        self.hit_tokens = 0  # prompt tokens that were not computed
+        self._prefix_cache = prefix_cache
         self._clock = clock
         self._page_tokens = engine.pool.page_tokens
         self._rule = ReserveRule(page_tokens=self._page_tokens, grow_tokens=grow_tokens or None)
@@ -97,7 +110,7 @@ class Offline:
     def submit(self, request: Request) -> Reply:
         """Queue a request. Raises KvError when it could never fit."""
         tokens = len(request.prompt)
-        require_fits_ever(tokens, request.most_tokens, self._page_tokens, self.ledger.total_pages)
+        require_fits_ever(tokens, request.most_tokens, self._page_tokens, self.pool.total_pages)
         self._rids += 1
         self._waiting.append((self._rids, request))
         reply = self._replies[self._rids] = Reply(submitted_s=self._clock(), prompt_tokens=tokens)
@@ -127,6 +140,7 @@ class Offline:
         for message in output.to_gateways.get(0, []):
             self._take(message, now_s)
         if output.report is not None:
+            self._publish(output.report)
             self._free(output.report)
             self._grow(output.report)
         return bool(self._replies)
@@ -149,7 +163,7 @@ class Offline:
         while self._waiting and self._free_slots:
             rid, request = self._waiting[0]
             pages = lifetime_pages(len(request.prompt), request.most_tokens, self._page_tokens)
-            if committed + pages > self.ledger.total_pages:
+            if committed + pages > self.pool.total_pages:
                 break
             committed += pages
             self._waiting.popleft()
@@ -162,18 +176,39 @@ class Offline:
         prompt_tokens = len(request.prompt)
         pages = self._rule.first_pages(prompt_tokens, request.most_tokens)
         self._residents[slot] = Resident(request=request, gen=self._gens[slot], life_pages=life_pages, held_pages=pages)
+        keys = self._keys(request)
+        table = self.pool.claim(slot, pages, keys, self._most_hits(request))
         return Join(
             rid=rid,
             gateway=0,
             slot=slot,
             gen=self._gens[slot],
             prompt=pack(I32, request.prompt),
-            pages=pack(I32, self.ledger.claim(slot, pages)),
+            pages=pack(I32, table),
             limit_tokens=prompt_tokens if request.is_held else pages * self._page_tokens,
             sampling=request.sampling,
             loops=request.loops,
+            prefix_tokens=self.pool.hits_of(slot) * self._page_tokens,
             noise_seed=request.noise_seed,
         )
+
+    def _keys(self, request: Request) -> tuple[bytes, ...]:
+        if not self._prefix_cache:
+            return ()
+        return chain_keys(chain_root(request.noise_seed), pack(I32, request.prompt), self._page_tokens)
+
+    def _most_hits(self, request: Request) -> int:
+        """Pages it may share: none with prompt logprobs; where loops share planes nobody writes a shared page again."""
+        if request.sampling.prompt_logprobs >= 0:
+            return 0
+        return (len(request.prompt) - self.engine.pool.facts.serial_prompts) // self._page_tokens
+
+    def _publish(self, report: StepReport) -> None:
+        for slot, written in zip(unpack(I32, report.slots), unpack(I32, report.tokens), strict=True):
+            resident = self._residents.get(slot)
+            if resident is not None and not resident.has_prompt and written >= len(resident.request.prompt):
+                resident.has_prompt = True
+                self.pool.publish(slot)
 
     def _grow(self, report: StepReport) -> None:
         """Lease more to the rows whose leases run low; what they may ever need was set aside when they joined."""
@@ -184,17 +219,20 @@ class Offline:
             request, held = resident.request, resident.held_pages
             more = self._rule.growth_pages(written, held, len(request.prompt), request.most_tokens)
             if more:
-                pages = self.ledger.grow(slot, more)
+                pages = self.pool.grow(slot, more)
                 resident.held_pages += more
                 limit_tokens = resident.held_pages * self._page_tokens
                 self._grows.append(Grow(slot=slot, gen=resident.gen, pages=pack(I32, pages), limit_tokens=limit_tokens))
 
-    def _take(self, message: TokenBatch | PromptLogprobs | Fin, now_s: float) -> None:
+    def _take(self, message: ToGateway, now_s: float) -> None:
         match message:
             case TokenBatch():
                 self._take_tokens(message, now_s)
             case PromptLogprobs(rid=rid, logprobs=column):
                 self._replies[rid].prompt_logprobs.extend(unpack(F32, column))
+            case PrefixHit(rid=rid, tokens=tokens):
+                self._replies[rid].cached_tokens = tokens
+                self.hit_tokens += tokens
             case Fin(rid=rid):
                 reply = self._replies.pop(rid)
                 reply.end = message
@@ -219,6 +257,5 @@ class Offline:
 
     def _free(self, report: StepReport) -> None:
         for slot in unpack(I32, report.freed_slots):
-            self.ledger.release(slot)
-            del self._residents[slot]
+            self.pool.release(slot, has_prompt=self._residents.pop(slot).has_prompt)
             self._free_slots.append(slot)

@@ -54,6 +54,7 @@ FLAGS = (
     Flag("--poison", "engine.poison"),
     Flag("--max-waiting", "scheduler.max_waiting"),
     Flag("--reservation", "scheduler.reservation", ("lifetime", "incremental")),
+    Flag("--prefix-cache", "scheduler.prefix_cache"),
     Flag("--drain", "supervisor.drain_s", metavar="SECONDS"),
     Flag("--executor", "executor.kind", ("engine", "mock")),
     Flag("--mock-tick-ms", "executor.mock_tick_ms", metavar="MS"),

@@ -153,7 +153,8 @@ class Verifier:
                 self._tell(name, number, trials[number], difference)
         spent_s = time.monotonic() - started_s
         counts = f"{len(trials):4} trials    {self._verdict.differ(name):4} differ"
-        print(f"{name:16} {counts}  {spent_s:6.1f} s, up to {party.peak_rows} resident", flush=True)
+        hits = f", {party.hit_tokens} prompt tokens cached" if condition.is_warm else ""
+        print(f"{name:16} {counts}  {spent_s:6.1f} s, up to {party.peak_rows} resident{hits}", flush=True)
 
     def _tell(self, name: str, number: int, request: Request, difference: Difference) -> None:
         self._verdict.differing.append((name, number, difference))

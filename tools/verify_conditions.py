@@ -18,12 +18,14 @@ class Condition:
     """`options` change the engine's; `width` requests are in flight, company replaced as it ends.
 
     `is_staggered`: requests arrive in a shuffled order, some ticks apart. `grow_tokens`: leases grow by so much.
+    `is_warm`: prompts that begin as the trials' do have been served before, and their pages are shared.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
     width: int = 8
     is_staggered: bool = False
     grow_tokens: int = 0
+    is_warm: bool = False
     needs_gpu: bool = False
 
 
@@ -33,6 +35,8 @@ CONDITIONS: dict[str, Condition] = {
     "slots-8": Condition(options={"slots": 8}),
     "staggered": Condition(is_staggered=True),
     "growing-leases": Condition(grow_tokens=1),
+    "prefix-hits": Condition(is_warm=True),
+    "prefix-hits-chunk-64": Condition(options={"prompt_chunk_tokens": 64}, is_warm=True, is_staggered=True),
     "chunk-64": Condition(options={"prompt_chunk_tokens": 64}),
     "chunk-256": Condition(options={"prompt_chunk_tokens": 256}),
     "chunk-2048": Condition(options={"prompt_chunk_tokens": 2048}),

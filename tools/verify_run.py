@@ -6,6 +6,7 @@ judge what comes back.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import time
 from collections import deque
@@ -17,6 +18,7 @@ from epicycle.engine.options import EngineOptions
 from epicycle.tools.offline import Offline, Reply, Request
 from epicycle.tools.verify_compare import Outcome, outcome_of
 from epicycle.tools.verify_conditions import Condition
+from epicycle.transport.wire.request import LoopBounds, Sampling
 
 MOST_STEPS_APART = 9  # between staggered arrivals
 STUCK_S = 300.0
@@ -46,19 +48,26 @@ def run_alone(engine: Engine, request: Request) -> Outcome:
 
 
 class Party:
-    """Trials and their company in one pump, until the last trial has ended. `peak_rows`: most residents at once."""
+    """Trials and their company in one pump, until the last trial has ended. `peak_rows`: most residents at once.
+
+    `hit_tokens`: prompt tokens of trials that were cached.
+    """
 
     def __init__(self, engine: Engine, condition: Condition, company: Iterator[Request], seed: int) -> None:
-        self._offline = Offline(engine, grow_tokens=condition.grow_tokens)
+        self._offline = Offline(engine, grow_tokens=condition.grow_tokens, prefix_cache=condition.is_warm)
         self._condition = condition
         self._company = company
         self._rng = random.Random(seed)
         self._in_flight = 0
         self._steps_to_next = 0
         self.peak_rows = 0
+        self.hit_tokens = 0
 
     def run(self, trials: Sequence[Request]) -> list[Outcome]:
         """Outcomes in the order of `trials`. Raises RuntimeError when nothing ends for five minutes."""
+        if self._condition.is_warm:
+            self._offline.run([self._beginning(trial) for trial in trials])
+            self._offline.drain_ended()
         places = list(range(len(trials)))
         waiting: deque[int | None] = deque(self._mixed(places))
         replies: dict[int, Reply] = {}
@@ -75,7 +84,13 @@ class Party:
             last_end_s = time.monotonic() if ended else last_end_s
             if time.monotonic() - last_end_s > STUCK_S:
                 raise RuntimeError(f"no request has ended for {STUCK_S:.0f} s; {self._in_flight} are in flight")
+        self.hit_tokens = sum(reply.cached_tokens for reply in replies.values())
         return [outcome_of(replies[place]) for place in places]
+
+    def _beginning(self, trial: Request) -> Request:
+        """A request for the trial's prompt, or for as much of it as the seed says."""
+        length = self._rng.choice((len(trial.prompt), self._rng.randint(1, len(trial.prompt))))
+        return dataclasses.replace(trial, prompt=trial.prompt[:length], sampling=Sampling(1), loops=LoopBounds())
 
     def _mixed(self, places: list[int]) -> list[int | None]:
         """Trials and the first company (None) in an order of the seed's, or trials first where they arrive at once."""

@@ -87,6 +87,12 @@ class SchedulerConfig(Section, frozen=True):
     )
     low_water_tokens: Annotated[int, doc("a lease is grown when fewer positions than this are left")] = 32
     grow_tokens: Annotated[int, doc("positions added per growth")] = 64
+    prefix_cache: Annotated[bool, doc("share the pages of equal prompt beginnings, also after their request")] = True
+    prefix_reserve_bytes: Annotated[int, doc("cached prefixes that live requests may not evict below this")] = 0
+    session_pin_s: Annotated[float, doc("a session's last prompt stays cached so long after its end; 0: no pins")] = (
+        300.0
+    )
+    session_pin_pages: Annotated[int, doc("pages that all sessions together may pin; 0: a quarter of the pool")] = 0
 
 
 class SupervisorConfig(Section, frozen=True):
@@ -185,6 +191,9 @@ RULES: tuple[Rule, ...] = (
     _one_of("scheduler.reservation", ("lifetime", "incremental")),
     _between("scheduler.low_water_tokens", 1, 1 << 16),
     _between("scheduler.grow_tokens", 1, 1 << 16),
+    _between("scheduler.prefix_reserve_bytes", 0, 1 << 50),
+    _between("scheduler.session_pin_s", 0, 86_400),
+    _between("scheduler.session_pin_pages", 0, 1 << 24),
     _between("supervisor.watchdog_s", 0.1, 86_400),
     _between("supervisor.stale_beat_s", 1, 86_400),
     _between("supervisor.kill_hung_after_s", 0, 86_400),

@@ -61,6 +61,7 @@ class Generation(Body):
     noise_seed: int | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    session_id: str | None = None
     return_token_ids: bool | None = None
     # Harmless: taken and ignored.
     user: object = None

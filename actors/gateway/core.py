@@ -27,6 +27,7 @@ class Core:
 
     def __init__(self, host: Host, number: int, files: ModelFiles, threads: Executor) -> None:
         self.name = host.name
+        self.number = number
         self.epoch = host.epoch
         self.config = host.config
         self.files = files

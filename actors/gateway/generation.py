@@ -170,6 +170,7 @@ class Generation:
             prompt_tokens=sum(len(prompt.ids) for prompt in self.spec.prompts),
             completion_tokens=sum(sequence.count for sequence in self._sequences),
             loops=sum(sequence.loops for sequence in self._sequences),
+            cached_tokens=sum(sequence.cached_tokens for sequence in self._sequences[:: self.spec.n]),
         )
 
     def _submit_of(self, sequence: Sequence) -> Submit:
@@ -184,6 +185,7 @@ class Generation:
             group=self._sequences[0].rid if spec.choices > 1 else 0,
             noise_seed=spec.noise_seed,
             cache_salt=spec.cache_salt,
+            session_id=spec.session_id,
         )
 
 

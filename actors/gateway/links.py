@@ -13,7 +13,7 @@ from epicycle.transport.errors import LinkFull, WireError
 from epicycle.transport.link import Fabric, Sender
 from epicycle.transport.outbox import AsyncOutbox, Outbox
 from epicycle.transport.wire.control import PeerUp
-from epicycle.transport.wire.request import Cancel, Submit
+from epicycle.transport.wire.request import Cancel, FromSubmitLink
 
 CANCELS_LIMIT = 1 << 20  # a guard: at most one Cancel per rid in flight
 SETTLE_S = 1.0  # a link just connected has no peer for a moment
@@ -59,7 +59,7 @@ class ControlLinks:
             self._submits = None
         self._cancels.disconnect()
 
-    async def submit(self, message: Submit) -> None:
+    async def submit(self, message: FromSubmitLink) -> None:
         """Raises ApiError: overloaded, not_ready, request_too_large. Waits only while the link is settling."""
         while True:
             if self._submits is None:

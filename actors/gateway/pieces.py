@@ -6,7 +6,7 @@ SSE, JSON and ZeroMQ are three sinks; none of them knows where pieces come from,
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from epicycle.actors.gateway.errors import ApiError
 from epicycle.actors.gateway.spec import Prompt
@@ -51,18 +51,20 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """`loops` is the sum over the generated tokens."""
+    """`loops` is the sum over the generated tokens; `cached_tokens` of the prompts' were not computed."""
 
     prompt_tokens: int
     completion_tokens: int
     loops: int
+    cached_tokens: int
 
-    def as_dict(self) -> dict[str, int]:
+    def as_dict(self) -> dict[str, Any]:
         total = self.prompt_tokens + self.completion_tokens
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": total,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
             "loops": self.loops,
         }
 

@@ -15,7 +15,7 @@ N = TypeVar("N", int, float)
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
 PRIORITY_LIMIT = 1 << 31
 STOPS_LIMIT = 16
-SALT_LIMIT = 1024
+LABEL_LIMIT = 1024  # characters of cache_salt and session_id
 RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 2.0),
     "min_p": (0.0, 1.0),

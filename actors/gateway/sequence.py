@@ -43,7 +43,7 @@ class Owner(Protocol):
 
 
 class Sequence:
-    """An entry of the table. `count` tokens and `loops` loops so far."""
+    """An entry of the table. `count` tokens and `loops` loops so far; `cached_tokens` of its prompt were cached."""
 
     __slots__ = (
         "_detokenizer",
@@ -55,6 +55,7 @@ class Sequence:
         "_part",
         "_scanner",
         "_stop_ids",
+        "cached_tokens",
         "count",
         "index",
         "is_over",
@@ -74,6 +75,7 @@ class Sequence:
         self.owner = owner
         self.count = 0
         self.loops = 0
+        self.cached_tokens = 0
         self.is_over = False
         self._detokenizer = make_detokenizer(tokenizer, skip_special_tokens=spec.skips_special_tokens)
         self._scanner = StopScanner(spec.stops) if spec.stops.stops else None

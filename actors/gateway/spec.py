@@ -42,6 +42,7 @@ class Spec:
     priority: int
     noise_seed: int
     cache_salt: str
+    session_id: str
 
     @property
     def choices(self) -> int:

@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from epicycle.actors.gateway.cache_resets import CacheResets
+from epicycle.actors.gateway.errors import ApiError
 from epicycle.actors.gateway.pieces import TokenLogprob
 from epicycle.actors.gateway.sequence import Owner, Sequence, token_logprobs
 from epicycle.transport.wire.columns import F32, I32, U16, U64, unpack
-from epicycle.transport.wire.output import Fin, PromptLogprobs, ToGateway, TokenBatch
-from epicycle.transport.wire.request import Accepted, Rejected, Verdict
+from epicycle.transport.wire.output import Fin, PrefixHit, PromptLogprobs, ToGateway, TokenBatch
+from epicycle.transport.wire.request import Accepted, CacheReset, Rejected, Verdict
 
 COUNTER_BITS = 40
 EPOCH_BITS = 16
@@ -43,6 +45,7 @@ class Table:
         self._entries: dict[int, Sequence] = {}
         self._cancelled: dict[int, None] = {}
         self.counts = TableCounts()
+        self.cache_resets = CacheResets()
         self.progress = 0
         self.executor_epoch: int | None = None
         self._emptied = asyncio.Event()
@@ -89,6 +92,8 @@ class Table:
                     if entry is not None:
                         entry.owner.on_rejected(entry, message)
                         owners[entry.owner] = None
+                case CacheReset(ref=ref, freed_pages=freed_pages):
+                    self.cache_resets.answer(ref, freed_pages)
                 case _:
                     raise AssertionError(message)
         _flush(owners)
@@ -105,6 +110,10 @@ class Table:
                     self._on_tokens(message, now_s, owners)
                 case PromptLogprobs():
                     self._on_prompt_logprobs(message)
+                case PrefixHit(rid=rid, tokens=tokens):
+                    entry = self._entries.get(rid)
+                    if entry is not None:
+                        entry.cached_tokens = tokens
                 case Fin(rid=rid):
                     entry = self._take_terminal(rid)
                     if entry is not None:
@@ -124,6 +133,7 @@ class Table:
             entry.owner.on_lost(entry, code, message)
             owners[entry.owner] = None
         self._cancelled.clear()
+        self.cache_resets.fail_all(ApiError(code, message))
         _flush(owners)
 
     def _take_terminal(self, rid: int) -> Sequence | None:

@@ -90,7 +90,8 @@ class Validator:
             skips_special_tokens=body.skip_special_tokens is not False,
             priority=whole("priority", body.priority or 0, -ranges.PRIORITY_LIMIT, ranges.PRIORITY_LIMIT),
             noise_seed=_noise_seed(body, self._config),
-            cache_salt=_salt(body.cache_salt),
+            cache_salt=_label("cache_salt", body.cache_salt),
+            session_id=_label("session_id", body.session_id),
         )
 
 
@@ -162,7 +163,7 @@ def _noise_seed(body: AnyBody, config: Config) -> int:
     return whole("noise_seed", body.noise_seed, 0, ranges.INT64_MAX)
 
 
-def _salt(salt: str | None) -> str:
-    if salt is not None and len(salt) > ranges.SALT_LIMIT:
-        raise invalid("cache_salt", f"cache_salt has {len(salt)} characters, the limit is {ranges.SALT_LIMIT}")
-    return salt or ""
+def _label(field: str, text: str | None) -> str:
+    if text is not None and len(text) > ranges.LABEL_LIMIT:
+        raise invalid(field, f"{field} has {len(text)} characters, the limit is {ranges.LABEL_LIMIT}")
+    return text or ""

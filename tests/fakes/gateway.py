@@ -8,8 +8,18 @@ from itertools import islice
 from epicycle.transport.link import Sender
 from epicycle.transport.wire.columns import F32, I32, U16, U64, pack, unpack, unpack_list
 from epicycle.transport.wire.control import PeerUp
-from epicycle.transport.wire.output import Fin, PromptLogprobs, ToGateway, TokenBatch
-from epicycle.transport.wire.request import Accepted, Cancel, LoopBounds, Rejected, Sampling, Submit, Verdict
+from epicycle.transport.wire.output import Fin, PrefixHit, PromptLogprobs, ToGateway, TokenBatch
+from epicycle.transport.wire.request import (
+    Accepted,
+    CacheReset,
+    Cancel,
+    LoopBounds,
+    Rejected,
+    ResetCache,
+    Sampling,
+    Submit,
+    Verdict,
+)
 from tests.fakes.host import FakeHost
 
 
@@ -23,6 +33,7 @@ class Heard:
     top_ids: list[int] = field(default_factory=list)
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     accepted: int = 0
+    cached_tokens: int = 0
     terminals: list[Fin | Rejected] = field(default_factory=list)
 
     @property
@@ -43,6 +54,7 @@ class FakeGateway:
         self.heard: dict[int, Heard] = {}
         self.batches = 0
         self.late_terminals = 0
+        self.resets: list[CacheReset] = []
         self.strangers = 0  # messages about requests that this incarnation never made; a real gateway drops them too
         self._host = host
         self._counter = 0
@@ -65,6 +77,8 @@ class FakeGateway:
         priority: int = 0,
         deadline_ms: int = 0,
         loops: LoopBounds = LoopBounds(),  # noqa: B008 - frozen
+        cache_salt: str = "",
+        session_id: str = "",
         **sampling: object,
     ) -> int:
         """Send one request (`prompt`: ids, or how many) and return its rid."""
@@ -82,9 +96,15 @@ class FakeGateway:
                 loops=loops,
                 priority=priority,
                 deadline_ms=deadline_ms,
+                cache_salt=cache_salt,
+                session_id=session_id,
             )
         )
         return rid
+
+    def reset_cache(self, ref: int) -> None:
+        assert self._submit is not None
+        self._submit.send(ResetCache(ref, self.number))
 
     def cancel(self, rid: int, cause: str = "client") -> None:
         assert self._cancel is not None
@@ -111,16 +131,21 @@ class FakeGateway:
                 self.late_terminals += 1  # control tells everybody, as it can't know what arrived
             case Rejected(rid=rid):
                 self.heard[rid].terminals.append(verdict)
+            case CacheReset():
+                self.resets.append(verdict)
 
     def _take_output(self, message: object) -> None:
         match message:
             case TokenBatch():
                 self._take_tokens(message)
-            case PromptLogprobs(rid=rid) | Fin(rid=rid) if rid not in self.heard:
+            case PromptLogprobs(rid=rid) | PrefixHit(rid=rid) | Fin(rid=rid) if rid not in self.heard:
                 self.strangers += 1
             case PromptLogprobs(rid=rid):
                 assert not self.heard[rid].tokens, "prompt logprobs come before tokens"
                 self.heard[rid].prompt_logprobs.append(message)
+            case PrefixHit(rid=rid, tokens=tokens):
+                assert not self.heard[rid].tokens, "a hit is told before tokens"
+                self.heard[rid].cached_tokens = tokens
             case Fin(rid=rid, tokens=tokens):
                 assert tokens == len(self.heard[rid].tokens), "a Fin comes after the last token"
                 self.heard[rid].terminals.append(message)

@@ -13,7 +13,7 @@ from epicycle.engine.engine import Engine
 from epicycle.engine.options import EngineOptions
 from epicycle.engine.pump import Pump
 from epicycle.transport.wire.columns import F32, I32, U16, U64, pack, unpack, unpack_list
-from epicycle.transport.wire.output import Fin, PromptLogprobs, TokenBatch
+from epicycle.transport.wire.output import Fin, PrefixHit, PromptLogprobs, TokenBatch
 from epicycle.transport.wire.plan import Evict, Grow, Join, Plan, StepReport
 from epicycle.transport.wire.request import LoopBounds, Sampling
 from tests.fakes.tiny_models import CONFIGS, lively_weights, spec_of
@@ -48,6 +48,7 @@ class Outcome:
     prompt_logprobs: bytes = b""
     prompt_top_ids: list[int] = field(default_factory=list)
     scored_from: int | None = None
+    cached_tokens: int = 0
     fin: Fin | None = None
 
     @property
@@ -161,7 +162,7 @@ class Serving:
                 self.pages = pages + self.pages  # the last freed go out first, so that stale bytes are met
                 del self.held[rid]
 
-    def _receive(self, gateway: int, message: TokenBatch | PromptLogprobs | Fin) -> None:
+    def _receive(self, gateway: int, message: TokenBatch | PromptLogprobs | PrefixHit | Fin) -> None:
         if isinstance(message, TokenBatch):
             self._receive_tokens(gateway, message)
             return
@@ -171,6 +172,9 @@ class Serving:
         if isinstance(message, Fin):
             outcome.fin = message
             assert message.tokens == len(outcome.tokens)
+        elif isinstance(message, PrefixHit):
+            assert not outcome.tokens, "a hit is told before tokens"
+            outcome.cached_tokens = message.tokens
         else:
             outcome.scored_from = outcome.scored_from or message.first
             assert message.first == outcome.scored_from + len(outcome.prompt_logprobs) // 4

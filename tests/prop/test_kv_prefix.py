@@ -20,6 +20,7 @@ PIN_PAGES = 5
 PAGE_TOKENS = 2
 PIN_S = 3.0
 OWNERS = st.integers(0, 4)
+SALTS = st.sampled_from(["", "x"])
 SESSIONS = st.sampled_from(["a", "b", "c"])
 # Few tokens, so that prompts meet; a half page at the end now and then.
 PROMPTS = st.builds(
@@ -52,22 +53,26 @@ class PoolMachine(RuleBasedStateMachine):
     def known(self, keys: tuple[bytes, ...]) -> int:
         return self.pool.index.known(keys)
 
-    @rule(owner=OWNERS, prompt=PROMPTS, more=st.integers(0, 4), hits=st.booleans(), salt=st.sampled_from(["", "x"]))
-    def claim(self, owner: int, prompt: list[int], more: int, hits: bool, salt: str) -> None:
+    @rule(owner=OWNERS, prompt=PROMPTS, more=st.integers(0, 7), hits=st.booleans(), salt=SALTS, is_urgent=st.booleans())
+    def claim(self, owner: int, prompt: list[int], more: int, hits: bool, salt: str, is_urgent: bool) -> None:
         if owner in self.rows:
             return
         keys = chain_keys(chain_root("weights", salt), pack(I32, prompt), PAGE_TOKENS)
         pages = -(-len(prompt) // PAGE_TOKENS) + more
         most_hits = len(keys) if hits else 0
         before = self.state()
-        known, cost = self.known(keys[:most_hits]), self.pool.cost(pages, keys[:most_hits])
-        fits = cost <= self.pool.available_pages
+        known, index = self.known(keys[:most_hits]), self.pool.index
+        fits = pages - index.in_use(keys[:most_hits]) <= self.pool.available_pages
+        if is_urgent:
+            fits = pages - index.in_rows(keys[:most_hits]) <= self.pool.obtainable_pages
         try:
-            table = self.pool.claim(owner, pages, keys, most_hits)
+            table = self.pool.claim(owner, pages, keys, most_hits, is_urgent=is_urgent)
         except PoolShort:
             assert not fits
             assert before == self.state()
             return
+        if is_urgent:
+            self.break_pins()
         assert known == self.pool.hits_of(owner)
         assert [*keys[:known]] == [self.contents[page] for page in table[:known]]
         taken = Counter(page for row in self.rows.values() for page in row.table)
@@ -75,6 +80,12 @@ class PoolMachine(RuleBasedStateMachine):
         for page in table[known:]:
             self.contents.pop(page, None)
         self.rows[owner] = Row(keys, table)
+
+    def break_pins(self) -> None:
+        """The oldest pins are gone where an urgent claim needed their pages."""
+        while len(self.pinned_keys()) > self.pool.index.pinned_pages:
+            assert 0 == self.pool.free_pages, "pins are not broken for nothing"
+            self.pinned.pop(min(self.pinned, key=lambda name: self.pinned[name][0]))
 
     def state(self) -> tuple[int, ...]:
         index = self.pool.index
@@ -166,7 +177,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert all(self.pool.ledger.refs(page) for page in row.table)
         for _, keys in self.pinned.values():
             assert len(keys) == self.known(keys)
-            assert len(keys) == self.pool.index.used(keys)
+            assert len(keys) == self.pool.index.in_use(keys)
         assert len(self.pinned_keys()) == self.pool.index.pinned_pages <= PIN_PAGES
 
     def teardown(self) -> None:

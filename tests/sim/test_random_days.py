@@ -32,6 +32,7 @@ class Day:
             priority=self.dice.randint(0, 2),
             deadline_ms=self.dice.choice((0, 0, 0, 2000)),
             logprobs=self.dice.choice((-1, -1, 0, 2)),
+            session_id=self.dice.choice(("", "", "a", "b")),
         )
         self.asked.append((rid, prompt))
 
@@ -81,7 +82,7 @@ class Day:
 @pytest.mark.parametrize("reservation", RESERVATIONS)
 @pytest.mark.parametrize("seed", range(12))
 def test_busy_day(seed: int, reservation: str) -> None:
-    day = Day(seed, reservation=reservation, low_water_tokens=6, grow_tokens=12)
+    day = Day(seed, reservation=reservation, low_water_tokens=6, grow_tokens=12, prefix_cache=seed % 3 > 0)
     for _ in range(120):
         day.dice.choice((day.ask, day.ask, day.ask, day.cancel, day.wait, day.wait, day.jam))()
     day.close()
@@ -89,7 +90,8 @@ def test_busy_day(seed: int, reservation: str) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_day_on_which_executors_die(seed: int) -> None:
-    day = Day(100 + seed, reservation=RESERVATIONS[seed % 2], low_water_tokens=6, grow_tokens=12)
+    reservation = RESERVATIONS[seed % 2]
+    day = Day(100 + seed, reservation=reservation, low_water_tokens=6, grow_tokens=12, prefix_cache=seed % 4 > 1)
     for turn in range(120):
         if turn % 40 == 39:
             day.lose_executor()

@@ -25,15 +25,17 @@ from tests.fakes.host import FakeHost
 LOOPS = 4  # of the model the mock claims to be
 
 
-def make_config(*, pages: int = 64, slots: int = 4, chunk_tokens: int = 0, **scheduler: Any) -> Config:
-    """A small server: 16 positions a page, a context of at most 1,024."""
+def make_config(
+    *, pages: int = 64, slots: int = 4, chunk_tokens: int = 0, prefix_cache: bool = False, **scheduler: Any
+) -> Config:
+    """A small server: 16 positions a page, a context of at most 1,024, and nothing cached unless asked for."""
     config = Config()
     replace = msgspec.structs.replace
     return replace(
         config,
         engine=replace(config.engine, slots=slots, prompt_chunk_tokens=chunk_tokens),
         executor=replace(config.executor, kind="mock", mock_pages=pages),
-        scheduler=replace(config.scheduler, **scheduler),
+        scheduler=replace(config.scheduler, prefix_cache=prefix_cache, **scheduler),
     )
 
 
@@ -159,10 +161,10 @@ class World:
         return self.control.beat_facts().counters[name]
 
     def assert_empty(self) -> None:
-        """Nobody waits or runs, and every page is free."""
+        """Nobody waits or runs, and every page is free, or cached."""
         self.run_until(lambda: self.control.beat_facts().pending == 0)
         census = self.control.snapshot()
-        assert (census.total, True, True) == (census.free, census.is_even, census.is_idle), census
+        assert (census.total, True, True) == (census.free + census.prefix, census.is_even, census.is_idle), census
         assert self.control.kv.uneven_censuses == 0
 
 

@@ -314,6 +314,7 @@ class TestSlots:
         warm.run()
         assert cold.outcomes[first].bits == warm.outcomes[rid].bits
         assert 4 * 3 == cold.pump.counters.prompt_row_loops - before
+        assert (0, 16) == (cold.outcomes[first].cached_tokens, warm.outcomes[rid].cached_tokens)
 
 
 class TestFaults:

@@ -78,6 +78,7 @@ def make_spec(n: int = 1, max_tokens: int = 4, logprobs: int = -1, *, echo: bool
         priority=0,
         noise_seed=0,
         cache_salt="",
+        session_id="",
     )
 
 
@@ -135,7 +136,7 @@ async def test_end_comes_with_the_last_token() -> None:
     assert [10, 11, 12] == scene.seen, "the limit's token waits for its Fin"
     scene.fin(rid)
     assert ([10, 11, 12, 13], "length") == (scene.seen, scene.sink.pieces[-1].finish_reason)
-    assert [Usage(3, 4, 16)] == scene.sink.ends
+    assert [Usage(3, 4, 16, 0)] == scene.sink.ends
     assert 0 == len(scene.table)
 
 

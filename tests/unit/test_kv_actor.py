@@ -69,10 +69,11 @@ def test_pool_in_use_again_is_not_counted_as_idle() -> None:
 
 def test_gauges_add_up() -> None:
     bench = Bench(Ledger(8), running=1)
-    bench.ledger.claim("row", 2)
-    gauges = bench.actor.gauges(bench.ledger.free_pages, bench.ledger.total_pages)
-    assert (6, 2, 0.25) == (
+    bench.ledger.claim("row", 3)
+    gauges = bench.actor.gauges(bench.ledger.free_pages, bench.ledger.total_pages, 1)
+    assert (5, 2, 1, 0.25) == (
         gauges['kv_pages{state="free"}'],
         gauges['kv_pages{state="live"}'],
+        gauges['kv_pages{state="prefix"}'],
         gauges["kv_usage_ratio"],
     )

@@ -84,7 +84,7 @@ def test_rows_in_flight_share_what_one_of_them_has_published() -> None:
     first = pool.claim("first", 3, keys_of(1, 2), 2)
     assert 0 == pool.index.known(keys_of(1, 2))
     pool.publish("first")
-    assert (3, 1) == (pool.cost(3, ()), pool.cost(3, keys_of(1, 2)))
+    assert 2 == pool.index.in_rows(keys_of(1, 2))
     second = pool.claim("second", 3, keys_of(1, 2), 2)
     assert (first[:2], 4) == (second[:2], pool.free_pages)
     assert first[2] != second[2]
@@ -108,7 +108,7 @@ def test_a_row_replaces_pages_that_nobody_uses_by_its_own() -> None:
     table = pool.claim("late", 3, keys_of(1, 2, 3), 3)
     serve(pool, "early", 1, 2)
     pool.publish("late")
-    assert (3, 5, 0) == (pool.index.used(keys_of(1, 2, 3)), pool.free_pages, pool.index.idle_pages)
+    assert (3, 5, 0) == (pool.index.in_use(keys_of(1, 2, 3)), pool.free_pages, pool.index.idle_pages)
     assert table == pool.claim("third", 3, keys_of(1, 2, 3), 3)
 
 
@@ -146,15 +146,28 @@ def test_pinned_pages_outlive_pressure_until_their_time_is_over() -> None:
     assert 4 == len(pool.claim("big", 4))
 
 
+def test_an_urgent_claim_breaks_pins_and_the_reserve_but_takes_no_more_than_there_is() -> None:
+    pool = PagePool(6, reserve_pages=1)
+    serve(pool, "a", 1, 2)
+    serve(pool, "b", 3, 4)
+    pool.index.pin("a", keys_of(1, 2), 1.0, 4)
+    pool.index.pin("b", keys_of(3, 4), 2.0, 4)
+    with pytest.raises(PoolShort):
+        pool.claim("big", 7, is_urgent=True)
+    assert (2, 6) == (pool.available_pages, pool.obtainable_pages)
+    pool.claim("big", 4, is_urgent=True)
+    assert (0, 2) == (pool.index.known(keys_of(1, 2)), pool.index.pinned_pages)
+
+
 def test_pins_give_way_oldest_first_and_then_at_their_end() -> None:
     pool = PagePool(8)
     serve(pool, "a", 1, 2)
     serve(pool, "b", 3, 4, 5)
     pool.index.pin("a", keys_of(1, 2), 1.0, 4)
     pool.index.pin("b", keys_of(3, 4, 5), 2.0, 4)
-    assert (3, 0) == (pool.index.pinned_pages, pool.index.used(keys_of(1, 2)))
+    assert (3, 0) == (pool.index.pinned_pages, pool.index.in_use(keys_of(1, 2)))
     pool.index.pin("b", keys_of(3, 4, 5), 3.0, 2)
-    assert (2, 2) == (pool.index.pinned_pages, pool.index.used(keys_of(3, 4, 5)))
+    assert (2, 2) == (pool.index.pinned_pages, pool.index.in_use(keys_of(3, 4, 5)))
 
 
 def test_the_reserve_is_not_evicted() -> None:

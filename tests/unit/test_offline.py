@@ -46,7 +46,7 @@ def test_leases_that_grow_give_the_same_bits(engine: Engine) -> None:
     whole = Offline(engine).run(REQUESTS)
     growing = Offline(engine, grow_tokens=1)
     assert bits(whole) == bits(growing.run(REQUESTS))
-    assert 0 == growing.ledger.used_pages
+    assert 0 == growing.pool.ledger.used_pages
     assert 0 == growing.pump.counters.starved_pool
 
 
@@ -55,7 +55,7 @@ def test_growing_leases_hold_less_at_first(engine: Engine) -> None:
     for offline in (whole, growing):
         offline.submit(request(5, 30))
         offline.step()
-    assert whole.ledger.used_pages > growing.ledger.used_pages
+    assert whole.pool.ledger.used_pages > growing.pool.ledger.used_pages
 
 
 @pytest.mark.parametrize("grow_tokens", [0, 3])

@@ -83,12 +83,14 @@ def token_fault(batch: TokenBatch) -> TokenBatch:
 
 
 def test_no_trial_differs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert 0 == verify.main(words(folder, "--trials", "20"))
+    assert 0 == verify.main(words(folder, "--trials", "24"))
     text, report = last_json(capsys)
-    assert "0 of 20 trials differ" in text
-    assert (20, 0) == (report["trials"], report["differ"])
+    assert "0 of 24 trials differ" in text
+    assert (24, 0) == (report["trials"], report["differ"])
     assert {"8-concurrent", "64-concurrent", "slots-8", "staggered", "growing-leases"} <= set(report["conditions"])
     assert {"chunk-64", "chunk-256", "chunk-2048", "poison", "rectangular"} <= set(report["conditions"])
+    assert {"prefix-hits", "prefix-hits-chunk-64"} <= set(report["conditions"])
+    assert " 0 prompt tokens cached" not in text
     assert "run-ahead-1" in report["skipped"]
     assert {2} == {entry["trials"] for entry in report["conditions"].values()}
 

@@ -42,6 +42,17 @@ class PromptLogprobs(Wire, frozen=True, tag=21):
     top_logprobs: bytes = b""
 
 
+class PrefixHit(Wire, frozen=True, tag=23):
+    """The first `tokens` tokens of the prompt of `rid` were not computed: the prefix cache had their KV.
+
+    Sent before anything else about the rid; not at all where there was no hit.
+    """
+
+    epoch: int
+    rid: int
+    tokens: int
+
+
 class Fin(Wire, frozen=True, tag=22):
     """Terminal: `rid` has ended at the executor after `tokens` outputs.
 
@@ -61,4 +72,4 @@ class Fin(Wire, frozen=True, tag=22):
     decode_ms: float = 0.0
 
 
-ToGateway = TokenBatch | PromptLogprobs | Fin
+ToGateway = TokenBatch | PromptLogprobs | PrefixHit | Fin

@@ -17,7 +17,8 @@ class Join(Wire, frozen=True):
     """Give `slot` (generation `gen`) to `rid`, with its lease.
 
     `pages` (I32) is the page table so far, in position order; positions below `limit_tokens` may be written.
-    `prefix_tokens` of the prompt are already in the pages (prefix cache). `queue_ms`: waited before this.
+    `prefix_tokens` of the prompt are already in the pages (prefix cache). They may be the whole prompt: its last token
+    is computed again, in every plane of its own, which writes the bits that are there. `queue_ms`: waited before this.
     """
 
     rid: int

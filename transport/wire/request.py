@@ -1,4 +1,4 @@
-"""Gateway <-> control: a request enters, is accepted or refused, or is cancelled.
+"""Gateway <-> control: a request enters, is accepted or refused, or is cancelled; an operator empties the prefix cache.
 
 One Submit is one sequence (one choice of one prompt): n > 1 or a list of prompts are several Submits that share
 `group`. The gateway makes the rid and its table entry before it sends; client ids never travel.
@@ -52,7 +52,8 @@ class LoopBounds(Wire, frozen=True):
 class Submit(Wire, frozen=True, tag=1):
     """One sequence to run. `prompt` is I32 ids, at least one. `deadline_ms` counts from receipt, 0 = none.
 
-    `priority`: lower runs first. `gateway` is the number of the gateway that owns the rid.
+    `priority`: lower runs first. `gateway` is the number of the gateway that owns the rid. `cache_salt` is part of the
+    prefix key; `session_id` pins the prompt's pages for a while after the end, under that salt.
     """
 
     rid: int
@@ -65,6 +66,7 @@ class Submit(Wire, frozen=True, tag=1):
     group: int = 0  # rid of the first choice; 0 = alone
     noise_seed: int = 0
     cache_salt: str = ""
+    session_id: str = ""
 
 
 class Cancel(Wire, frozen=True, tag=2):
@@ -91,5 +93,20 @@ class Rejected(Wire, frozen=True, tag=4):
     retry_after_s: int = 0
 
 
-ToControl = Submit | Cancel
-Verdict = Accepted | Rejected
+class ResetCache(Wire, frozen=True, tag=5):
+    """Forget every prefix, pins too. `ref` is the gateway's own number and comes back in CacheReset."""
+
+    ref: int
+    gateway: int
+
+
+class CacheReset(Wire, frozen=True, tag=6):
+    """The prefix cache is empty; `freed_pages` were held by nobody else."""
+
+    ref: int
+    freed_pages: int
+
+
+FromSubmitLink = Submit | ResetCache
+ToControl = FromSubmitLink | Cancel
+Verdict = Accepted | Rejected | CacheReset

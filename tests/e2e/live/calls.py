@@ -92,8 +92,10 @@ class Calls:
     async def complete(self, **body: Any) -> Answer:
         return await self._ask("/v1/completions", body)
 
-    async def chat(self, content: str, **body: Any) -> Answer:
-        return await self._ask("/v1/chat/completions", {"messages": [{"role": "user", "content": content}], **body})
+    async def chat(self, said: str | list[dict[str, str]], **body: Any) -> Answer:
+        """`said`: what the user says, or the messages so far."""
+        messages = [{"role": "user", "content": said}] if isinstance(said, str) else said
+        return await self._ask("/v1/chat/completions", {"messages": messages, **body})
 
     def start(self, **body: Any) -> Running:
         """A completion stream that is read in the background."""

@@ -73,7 +73,8 @@ async def test_every_reply_of_a_crowd_equals_its_solo_reply(
         assert asked(number)["max_tokens"] == len(answer.choice.logprobs) == len(answer.choice.token_ids)
         check_bounds(number, answer.choice)
     assert 0 == after['epicycle_kv_pages{state="live"}']
-    assert after.total("epicycle_kv_pages") == after['epicycle_kv_pages{state="free"}']
+    idle = [after[f'epicycle_kv_pages{{state="{state}"}}'] for state in ("free", "prefix")]
+    assert after.total("epicycle_kv_pages") == sum(idle)
     ticks = grown("epicycle_ticks_total", before, after)
     assert 6 * ticks <= grown('epicycle_core_row_loops_total{kind="decode"}', before, after)
     assert ticks < 2 * grown("epicycle_mixed_depth_ticks_total", before, after)
@@ -99,6 +100,7 @@ async def test_streams_run_on_between_the_chunks_of_a_long_prompt(live: LiveServ
     # their way to the client.
     ticks = -(-len(ids) // CHUNK) * LOOPS
     assert all(ticks // 4 <= tokens for tokens in emitted), (ticks, emitted)
-    prompts = len(ids) + 4 * len(runners)
+    cached = grown("epicycle_prefix_hit_tokens_total", before, after)
+    prompts = len(ids) + 4 * len(runners) - cached
     assert LOOPS * prompts == grown('epicycle_core_row_loops_total{kind="prompt"}', before, after)
     assert 0 == after['epicycle_kv_pages{state="live"}']

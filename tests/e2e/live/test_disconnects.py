@@ -17,7 +17,8 @@ def check_freed(before: Metrics, after: Metrics) -> None:
     assert 1 == after.get(cancelled, 0) - before.get(cancelled, 0)
     assert 1 == after[aborted] - before[aborted]
     assert LONG["max_tokens"] > after["epicycle_generation_tokens_total"] - before["epicycle_generation_tokens_total"]
-    assert after.total("epicycle_kv_pages") == after['epicycle_kv_pages{state="free"}']
+    idle = [after[f'epicycle_kv_pages{{state="{state}"}}'] for state in ("free", "prefix")]
+    assert after.total("epicycle_kv_pages") == sum(idle)
 
 
 async def test_leaving_a_stream_frees_its_pages(live: LiveServer, calls: Calls) -> None:

@@ -1,0 +1,47 @@
+"""What the mock executor's pages hold, as checksums: a prefix hit on a page that holds something else is found at once.
+
+Owns one checksum a page of prompt. It must not know rows, leases or who shares.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+from epicycle.transport.wire.columns import I32, unpack
+from epicycle.transport.wire.plan import Grow, Join
+
+
+class MockPages:
+    """Contents by page number; a page whose contents nobody may rely on has none."""
+
+    def __init__(self, page_tokens: int) -> None:
+        self._page_bytes = 4 * page_tokens
+        self._contents: dict[int, int] = {}
+
+    def join(self, join: Join) -> None:
+        """A row takes its pages: those of its prefix hold what its prompt says, the others are its to write."""
+        shared = 4 * join.prefix_tokens // self._page_bytes
+        pages: list[int] = unpack(I32, join.pages).tolist()
+        held = [self._contents.get(page) for page in pages[:shared]]
+        assert held == self._checksums(join)[:shared], f"pages {pages[:shared]} don't hold the prompt of {join.rid}"
+        self._spoil(pages[shared:])
+
+    def grow(self, grow: Grow) -> None:
+        self._spoil(unpack(I32, grow.pages).tolist())
+
+    def write(self, join: Join) -> None:
+        """The row's prompt is computed."""
+        self._contents.update(zip(unpack(I32, join.pages), self._checksums(join), strict=False))
+
+    def _spoil(self, pages: list[int]) -> None:
+        for page in pages:
+            self._contents.pop(page, None)
+
+    def _checksums(self, join: Join) -> list[int]:
+        """One for each full page: of its tokens, those before it, and the noise."""
+        sums: list[int] = []
+        value = join.noise_seed % (1 << 32)
+        for end in range(self._page_bytes, len(join.prompt) + 1, self._page_bytes):
+            value = zlib.crc32(join.prompt[end - self._page_bytes : end], value)
+            sums.append(value)
+        return sums
