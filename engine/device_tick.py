@@ -29,7 +29,13 @@ from epicycle.engine.tick_backend import TickBackend
 from epicycle.engine.tick_inputs import MOST_CHUNKS, Ladder, TickInputs, TickShape, samples_at_end
 from epicycle.engine.tickets import DeviceTicket, Reports, ResultColumns, ScoreParts, record
 
-DRAWN = SamplerSteps(penalise=False, bias=False, hold_stops=False, alternatives=0)
+_PLAIN = SamplerSteps(penalise=False, bias=False, hold_stops=False, draw=False, filter=False, alternatives=0)
+SAMPLED_PARTS = {
+    "scored": _PLAIN,
+    "drawn": dataclasses.replace(_PLAIN, draw=True),
+    "filtered": dataclasses.replace(_PLAIN, draw=True, filter=True),
+}
+"""Parts that sample more than the likeliest token and whose launches never change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +130,8 @@ class DeviceTick:
                 self._run_loop(part.shape, has_prelude=part.flag)
             case "greedy":
                 self._run_greedy(part.shape, has_ends=part.flag)
-            case "drawn":
-                self._run_drawn(part.shape, has_ends=part.flag)
+            case "scored" | "drawn" | "filtered":
+                self._run_sampled(part)
             case "sampled":
                 self._read_out.sampled(self._frame(part.shape), SamplerSteps(), has_ends=part.flag)
             case _:
@@ -182,17 +188,17 @@ class DeviceTick:
         if due.steps is None:
             self._run_greedy(shape, has_ends=due.has_ends)
             return None
-        if due.steps == dataclasses.replace(due.steps, penalise=False, bias=False, hold_stops=False, alternatives=0):
-            return self._run_drawn(shape, has_ends=due.has_ends)
+        name = next((name for name, steps in SAMPLED_PARTS.items() if steps == due.steps), None)
+        if name is not None:
+            return self._run_sampled(Part(name, shape, due.has_ends))
         return self._read_out.sampled(self._frame(shape), due.steps, has_ends=due.has_ends)
 
-    def _run_drawn(self, shape: TickShape, *, has_ends: bool) -> Reports:
-        """A draw or the likeliest token, with its logprob. Reports of a graph lie where its capture put them; they are
-        copied before another part runs."""
-        part = Part("drawn", shape, has_ends)
+    def _run_sampled(self, part: Part) -> Reports:
+        """Reports of a graph lie where its capture put them; they are copied before another part runs."""
 
         def launch() -> None:
-            self._reports[part] = self._read_out.sampled(self._frame(shape), DRAWN, has_ends=has_ends)
+            frame, steps = self._frame(part.shape), SAMPLED_PARTS[part.name]
+            self._reports[part] = self._read_out.sampled(frame, steps, has_ends=part.flag)
 
         self._runner.run(part, launch)
         return self._reports[part]

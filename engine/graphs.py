@@ -107,6 +107,7 @@ def _parts_of(shape: TickShape, has_prelude_layers: bool, has_coda_layers: bool)
         yield Part("greedy", read, True)
     if shape.decode_rows and (has_coda_layers or not shape.prompt_rows):
         yield Part("greedy", read, False)
-        yield Part("drawn", read, False)
     if not shape.prompt_rows:
         yield Part("token", shape)
+        for name in ("scored", "drawn", "filtered"):
+            yield Part(name, shape, False)

@@ -29,7 +29,7 @@ from epicycle.transport.wire.plan import Evict, Grow, Join, Plan
 WAIT_STEP_S = 2e-5  # between two looks at a tick that isn't complete
 WAIT_S = 0.25  # the longest wait of one call of `tick`
 LOST_TICK_S = 120.0  # a tick that isn't complete after so long never will be
-DECODE_ROWS_OF_A_CHUNK = 32  # take about as long as a chunk of the default size
+DECODE_ROWS_OF_A_CHUNK = 16  # a chunk of the default size takes at most twice as long as so many
 POOL_WARNING = "the KV pool ran dry: output ends early; serve with more KV memory or fewer slots"
 
 
@@ -165,8 +165,8 @@ class Pump:
         return TickWork(decode, chunks, 1 if chunks else loops)
 
     def _budget_rows(self, decode_rows: int) -> int:
-        """Prompt rows of one tick: as many as it takes while more requests wait for their prompts than decode; then so
-        many that they take about as long as the decode rows do, whose tokens they hold up."""
+        """Prompt rows of one tick: as many as it takes while more requests wait for their prompts than decode; then in
+        proportion to the decode rows, whose tokens they hold up."""
         most_rows, chunk_tokens = self._tick.most_prompt_rows, self._prompts.chunk_tokens
         if most_rows == ANY_NUMBER or chunk_tokens >= most_rows:
             return min(chunk_tokens, most_rows)

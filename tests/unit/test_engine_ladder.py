@@ -69,8 +69,8 @@ class TestLadder:
 
     def test_decode_is_captured_before_prompts_and_both_together(self) -> None:
         parts = parts_of(Ladder.of(4, 256), has_prelude_layers=False, has_coda_layers=False)
-        assert ["loop", "greedy", "drawn", "token"] == [part.name for part in parts[:4]]
-        assert {TickShape(4, 0)} == {part.shape for part in parts[:4]}
+        assert ["loop", "greedy", "token", "scored", "drawn", "filtered"] == [part.name for part in parts[:6]]
+        assert {TickShape(4, 0)} == {part.shape for part in parts[:6]}
         assert Part("loop", TickShape(4, 128), True) == parts[-1]
         assert len(set(parts)) == len(parts)
 
