@@ -10,6 +10,7 @@ import heapq
 import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from epicycle.actors import refusals
 from epicycle.actors.admission_policy import PassLimits, admission_pass, order_key
@@ -19,6 +20,7 @@ from epicycle.actors.control_messages import (
     ExecutorUp,
     GatewayLost,
     Left,
+    Published,
     Room,
     StartDrain,
     ToAdmission,
@@ -37,6 +39,15 @@ EARLY_CANCELS = 4096
 DEPARTURES = 32
 RETRY_AFTER_MAX_S = 60
 
+
+class PrefixView(Protocol):
+    """Counts of leading keys: how many name cached pages, and how many of those cost a newcomer no room."""
+
+    def known(self, keys: Sequence[bytes]) -> int: ...
+
+    def in_use(self, keys: Sequence[bytes]) -> int: ...
+
+
 Answer = Callable[[int, Verdict], None]  # gateway number, verdict
 MakeRule = Callable[[Capabilities], ReserveRule]
 
@@ -44,7 +55,7 @@ MakeRule = Callable[[Capabilities], ReserveRule]
 class Admission:
     """One inbox (`inbox`), turned by `turn`. `answer` sends a verdict to a gateway.
 
-    `in_use` says how many leading keys name pages that are in use anyway, so that sharing them costs no room.
+    `cache` is what may be asked about cached pages at any time.
     """
 
     def __init__(
@@ -54,7 +65,7 @@ class Admission:
         to_scheduler: Callable[[ToScheduler], None],
         answer: Answer,
         make_rule: MakeRule,
-        in_use: Callable[[Sequence[bytes]], int],
+        cache: Callable[[], PrefixView],
     ) -> None:
         self.inbox: Inbox[ToAdmission] = Inbox("admission")
         self.progress = 0
@@ -65,7 +76,7 @@ class Admission:
         self._to_scheduler = to_scheduler
         self._answer = answer
         self._make_rule = make_rule
-        self._in_use = in_use
+        self._cache = cache
         self._limits = PassLimits(config.scheduler.scan_limit, config.scheduler.max_bypasses)
         self._facts: Capabilities | None = None
         self._rule: ReserveRule | None = None
@@ -73,6 +84,9 @@ class Admission:
         self._room = Room(0, 0)
         self._waiting = WaitingQueue()
         self._running: set[int] = set()
+        # Key of a prompt's last page -> who computes it now. Equal prompts wait for it, and share its pages.
+        self._computing: dict[bytes, int] = {}
+        self._computed_by: dict[int, bytes] = {}  # the same by rid
         self._deadlines: list[tuple[float, int]] = []
         # A Cancel has a socket of its own and may overtake its Submit; it is remembered until that comes.
         self._early_cancels: OrderedDict[int, str] = OrderedDict()
@@ -99,7 +113,11 @@ class Admission:
                 self._submit(message)
             case Cancel(rid=rid, cause=cause):
                 self._cancel(rid, cause)
+            case Published(rid=rid):
+                self._computed(rid)
+                self._is_dirty = True
             case Left(rid=rid):
+                self._computed(rid)
                 self._running.discard(rid)
                 self._departures.append(self._clock())
             case Room():
@@ -196,8 +214,8 @@ class Admission:
         """One pass of the policy; what it picks goes to the scheduler."""
         if not self._waiting or self._room.slots == 0:
             return
-        head = self._waiting.head(self._limits.scan_limit)
-        costs = [entry.pages - self._in_use(entry.keys[: entry.most_hits]) for entry in head]
+        head = self._ready(self._waiting.head(self._limits.scan_limit))
+        costs = [entry.pages - self._cache().in_use(entry.keys[: entry.most_hits]) for entry in head]
         result = admission_pass(
             costs,
             [entry.bypasses for entry in head],
@@ -211,11 +229,38 @@ class Admission:
             self._let_in(head[position], costs[position])
         self._is_dirty = bool(result.admitted)  # one pass looks at a bounded part of the queue
 
+    def _ready(self, head: list[Entry]) -> list[Entry]:
+        """Those whose prompt nobody is computing, or about to compute ahead of them: the others wait to share it."""
+        ready: list[Entry] = []
+        ahead: set[bytes] = set()
+        for entry in head:
+            key = self._key_to_compute(entry)
+            if key is not None and entry.most_hits and (key in self._computing or key in ahead):
+                continue
+            if key is not None:
+                ahead.add(key)
+            ready.append(entry)
+        return ready
+
+    def _key_to_compute(self, entry: Entry) -> bytes | None:
+        """The key of the prompt's last full page, unless it is cached already or there is none."""
+        return entry.keys[-1] if self._cache().known(entry.keys) < len(entry.keys) else None
+
+    def _computed(self, rid: int) -> None:
+        """`rid` doesn't compute its prompt any more."""
+        key = self._computed_by.pop(rid, None)
+        if key is not None and self._computing.get(key) == rid:
+            del self._computing[key]
+            self._is_dirty = True
+
     def _let_in(self, entry: Entry, cost_pages: int) -> None:
         rid = entry.submit.rid
         self._waiting.remove(rid)
         self._running.add(rid)
-        self._room = Room(self._room.slots - 1, self._room.pages - cost_pages, self._room.published)
+        self._room = Room(self._room.slots - 1, self._room.pages - cost_pages)
+        key = self._key_to_compute(entry)
+        if key is not None:
+            self._computing[key], self._computed_by[rid] = rid, key
         queue_ms = (self._clock() - entry.arrived_s) * 1e3
         self._to_scheduler(Admit(entry.submit, queue_ms, entry.pages, entry.keys, entry.most_hits))
         self.progress += 1

@@ -62,7 +62,7 @@ class Control:
             lambda message: self.scheduler.inbox.post(message),
             self._verdicts.push,
             lambda facts: reserve_rule(config.scheduler, facts),
-            lambda keys: self.scheduler.in_use(keys),
+            lambda: self.scheduler,
         )
         self.scheduler = Scheduler(
             config,

@@ -69,14 +69,17 @@ class WithdrawAll:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What admission may give away: slots, and pages net of what running rows are owed.
-
-    `published` grows with every prompt that becomes shareable: whoever waits may need less from then on.
-    """
+    """What admission may give away: slots, and pages net of what running rows are owed."""
 
     slots: int
     pages: int
-    published: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The prompt of `rid` is computed: others may share its pages, and whoever waits may need fewer."""
+
+    rid: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,6 @@ class StartDrain:
     """Admit nobody from now on."""
 
 
-ToAdmission = Submit | Cancel | ExecutorUp | ExecutorDown | GatewayLost | Room | Left | StartDrain
+ToAdmission = Submit | Cancel | ExecutorUp | ExecutorDown | GatewayLost | Room | Published | Left | StartDrain
 ToScheduler = StepReport | Admit | Withdraw | WithdrawAll | ResetCache | ExecutorUp | ExecutorDown | GatewayLost
 ToKv = Snapshot | PoolIdle

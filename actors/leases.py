@@ -61,7 +61,6 @@ class Leases:
         self._limits = limits
         self._pool = PagePool(total_pages, limits.reserve_pages)
         self._sessions: dict[int, Hashable] = {}  # by slot
-        self.published = 0  # prompts made shareable
         self._held = [0] * len(table.rids)
         self._grow_at = [NEVER] * len(table.rids)  # more tokens than this: the lease is low
         self._growing: set[int] = set()  # rows that may ask for more one day
@@ -109,6 +108,10 @@ class Leases:
         """How many leading keys name cached pages that aren't counted in `spare_pages`: sharing them is free."""
         return self._pool.index.in_use(keys) if self._table else 0
 
+    def known(self, keys: Sequence[bytes]) -> int:
+        """How many leading keys name cached pages."""
+        return self._pool.index.known(keys)
+
     def open(
         self,
         slot: int,
@@ -130,7 +133,6 @@ class Leases:
         """The prompts of these rows are written: others may share their full pages."""
         for slot in slots:
             self._pool.publish(slot)
-            self.published += 1
 
     def expire(self, now_s: float) -> None:
         """Let go of sessions whose time is over."""

@@ -19,6 +19,7 @@ from epicycle.actors.control_messages import (
     GatewayLost,
     Left,
     PoolIdle,
+    Published,
     Room,
     ToAdmission,
     ToKv,
@@ -102,6 +103,10 @@ class Scheduler:
         leases = self._executor.leases if self._executor is not None else None
         return (leases.prefix_pages, leases.pinned_pages) if leases is not None else (0, 0)
 
+    def known(self, keys: Sequence[bytes]) -> int:
+        """Read-only, for admission: how many leading keys name cached pages."""
+        return self._executor.leases.known(keys) if self._executor is not None else 0
+
     def in_use(self, keys: Sequence[bytes]) -> int:
         """Read-only, for admission: how many leading keys name cached pages that cost a newcomer nothing."""
         return self._executor.leases.in_use(keys) if self._executor is not None else 0
@@ -132,7 +137,7 @@ class Scheduler:
         for grow in leases.serve():
             self.yielded_rows += grow.is_final
             executor.plans.grow(grow)
-        self._to_admission.post(Room(executor.table.free_slots, leases.spare_pages, leases.published))
+        self._to_admission.post(Room(executor.table.free_slots, leases.spare_pages))
 
     def flush(self) -> None:
         """Offer the pending Plan to the link; requests whose Join is on its way are accepted."""
@@ -185,7 +190,10 @@ class Scheduler:
         table, leases = executor.table, executor.leases
         slots = unpack(I32, report.slots)
         self.stale_messages += table.advance(slots, unpack(I32, report.gens), unpack(I32, report.tokens))
-        leases.publish(table.take_completed())
+        completed = table.take_completed()
+        leases.publish(completed)
+        for slot in completed:
+            self._to_admission.post(Published(table.rids[slot]))
         leases.note(slots)
         for slot, gen in zip(unpack(I32, report.freed_slots), unpack(I32, report.freed_gens), strict=True):
             if table.is_current(slot, gen):

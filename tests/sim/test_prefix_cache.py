@@ -94,6 +94,35 @@ def test_one_that_waits_gets_in_when_its_prompt_becomes_shareable() -> None:
     assert ["length", "length"] == world.finish(*rids)
 
 
+def test_equal_prompts_that_come_together_are_computed_once() -> None:
+    world = cached(slots=4, chunk_tokens=16)
+    rids = [world.gateway.submit(100, 20) for _ in range(4)]
+    other = world.gateway.submit(list(range(400, 500)), 20)
+    world.run_until(lambda: len(world.heard(other).tokens) > 0)
+    assert ["length"] * 5 == world.finish(*rids, other)
+    assert [0, 96, 96, 96, 0] == [world.heard(rid).cached_tokens for rid in (*rids, other)]
+    assert [expected_tokens(100, 20)] * 4 == [world.heard(rid).tokens for rid in rids]
+    world.assert_empty()
+
+
+def test_those_who_wait_for_a_prompt_go_on_when_its_request_is_cancelled() -> None:
+    world = cached(chunk_tokens=16)
+    rids = [world.gateway.submit(100, 20) for _ in range(3)]
+    world.step(4)
+    world.gateway.cancel(rids[0])
+    assert ["cancelled", "length", "length"] == world.finish(*rids)
+    assert [0, 96] == [world.heard(rid).cached_tokens for rid in rids[1:]]
+    world.assert_empty()
+
+
+def test_prompt_logprobs_wait_for_nobody() -> None:
+    world = cached(chunk_tokens=16)
+    first, second = world.gateway.submit(100, 4), world.gateway.submit(100, 4, prompt_logprobs=0)
+    world.step(4)
+    assert (1, 1) == (world.heard(first).accepted, world.heard(second).accepted)
+    assert ["length", "length"] == world.finish(first, second)
+
+
 def test_live_requests_take_cached_pages_and_the_oldest_go_first() -> None:
     world = cached(pages=8)
     old, new = list(range(100, 148)), list(range(200, 248))
