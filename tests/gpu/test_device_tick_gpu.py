@@ -19,7 +19,7 @@ from epicycle.engine.options import EngineOptions
 from epicycle.transport.wire.columns import I32, pack
 from epicycle.transport.wire.plan import Knobs
 from epicycle.transport.wire.request import LoopBounds, Sampling
-from tests.fakes.serving import Ask, Outcome, Serving, serve_alone
+from tests.fakes.serving import Ask, Outcome, Serving, serve_alone, tiny_folder
 
 pytestmark = [
     pytest.mark.gpu,
@@ -86,6 +86,24 @@ class TestBits:
     def test_graphs_have_the_bits_of_single_launches(self, engine: Engine) -> None:
         options = replace_options(engine, graphs="off", run_ahead_ticks=4)
         assert bits(crowd(engine, asks(engine))) == bits(crowd(Engine.load(options), asks(engine)))
+
+    def test_what_a_page_held_before_is_never_read(self, engine: Engine) -> None:
+        poisoned = Engine.load(replace_options(engine, poison=True, prompt_chunk_tokens=48))
+        assert bits(crowd(engine, asks(engine))) == bits(crowd(poisoned, asks(engine)))
+
+    @pytest.mark.parametrize("layout", ["shared", "budgeted:2"])
+    def test_layouts_that_overwrite_planes(self, layout: str) -> None:
+        engine = load("embedded:ouro", kv_layout=layout, slots=8)
+        some = asks(engine)[:8]
+        assert bits(serve_alone(engine, some)) == bits(crowd(engine, some))
+
+    def test_a_model_without_fused_loops(self, tmp_path: Path) -> None:
+        folder = tiny_folder(tmp_path, "nanbeige")
+        engine = load(str(folder), slots=8, context_tokens=64)
+        some = [replace(ask, prompt=[token % 61 for token in ask.prompt][:20]) for ask in asks(engine)[:8]]
+        together = bits(crowd(engine, some))
+        assert bits(serve_alone(engine, some)) == together
+        assert bits(crowd(Engine.load(replace_options(engine, graphs="off")), some)) == together
 
     def test_float32_gives_the_recorded_tokens_and_depths(self) -> None:
         engine = load("embedded:ouro", dtype="float32", graphs="off")
