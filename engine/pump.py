@@ -172,7 +172,8 @@ class Pump:
             return min(chunk_tokens, most_rows)
         if decode_rows < self._prompts.waiting:
             return most_rows
-        return min(most_rows, chunk_tokens * (1 + decode_rows // DECODE_ROWS_OF_A_CHUNK))
+        share = 1 + decode_rows // DECODE_ROWS_OF_A_CHUNK
+        return min(most_rows, chunk_tokens << (share.bit_length() - 1))  # doubled, as the rungs of the ladder are
 
     def _has_one_depth(self, decode: list[Resident]) -> bool:
         return all(row.is_fixed_depth and row.max_loops == decode[0].max_loops for row in decode)
