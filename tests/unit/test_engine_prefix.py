@@ -51,10 +51,17 @@ def alone(engine: Engine, requests: list[Request]) -> list[tuple[list[int], list
     return bits([Offline(engine).run([request])[0] for request in requests])
 
 
+@pytest.fixture(scope="module")
+def cold(engine: Engine) -> list[tuple[list[int], list[int], list[float]]]:
+    """What the family's requests say on their own, without a cache."""
+    return alone(engine, family(0))
+
+
 @pytest.mark.parametrize(("streams", "chunk_tokens"), [(1, 16), (4, 5)])
-def test_cached_equals_cold(engine: Engine, streams: int, chunk_tokens: int) -> None:
-    requests = family(chunk_tokens)
-    cold = alone(engine, requests)
+def test_cached_equals_cold(
+    engine: Engine, cold: list[tuple[list[int], list[int], list[float]]], streams: int, chunk_tokens: int
+) -> None:
+    requests = family(0)
     offline = Offline(engine, prefix_cache=True)
     offline.pump._prompts.chunk_tokens = chunk_tokens
     assert cold == bits(offline.run(requests, streams))
@@ -71,7 +78,7 @@ def test_cached_equals_cold(engine: Engine, streams: int, chunk_tokens: int) -> 
 def test_a_whole_repeat_does_not_disturb_those_that_read_its_pages(engine: Engine) -> None:
     prompt = list(range(3, 11))
     requests = [
-        Request(prompt=prompt, sampling=Sampling(6, temperature=1.0, seed=seed, logprobs=0)) for seed in range(3)
+        Request(prompt=prompt, sampling=Sampling(4, temperature=1.0, seed=seed, logprobs=0)) for seed in range(3)
     ]
     cold = alone(engine, requests)
     offline = Offline(engine, prefix_cache=True)
@@ -90,7 +97,7 @@ def test_a_whole_repeat_does_not_disturb_those_that_read_its_pages(engine: Engin
 
 def test_noise_keeps_prompts_apart(engine: Engine) -> None:
     requests = [
-        Request(prompt=list(range(3, 14)), sampling=Sampling(2, temperature=0.0, logprobs=0), noise_seed=seed)
+        Request(prompt=list(range(3, 9)), sampling=Sampling(1, temperature=0.0, logprobs=0), noise_seed=seed)
         for seed in (0, 1, 0)
     ]
     replies = Offline(engine, prefix_cache=True).run(requests, 1)
@@ -101,12 +108,14 @@ def test_noise_keeps_prompts_apart(engine: Engine) -> None:
 def test_a_pool_under_pressure_evicts_and_stays_exact(tmp_path: Path) -> None:
     engine = tiny_engine(tiny_folder(tmp_path, "ouro"), poison=True)
     offline = Offline(engine, prefix_cache=True)
-    offline.pool.claim("somebody else", offline.pool.total_pages - 12)
-    requests = [request for seed in (0, 1, 0) for request in family(seed)]
-    assert alone(engine, requests) == bits(offline.run(requests, 2))
+    offline.pool.claim("somebody else", offline.pool.total_pages - 7)
+    first, second = family(0)[2:], family(1)[2:]
+    requests = [*first, *second, *first]
+    cold = alone(engine, first)
+    assert [*cold, *alone(engine, second), *cold] == bits(offline.run(requests, 1))
     assert offline.pool.census().is_even
     roomy = Offline(engine, prefix_cache=True)
-    roomy.run(requests, 2)
+    roomy.run(requests, 1)
     assert 0 < offline.hit_tokens < roomy.hit_tokens
 
 
