@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,20 +15,22 @@ from epicycle.transport.wire.request import LoopBounds, Sampling
 from tests.fakes.serving import tiny_engine, tiny_folder
 
 PAGE = 4
-SERVED = (
-    ("ouro", "last_exited"),
-    ("huginn_raven", "last_exited"),
-    ("nanbeige", "last_exited"),
-    ("ouro", "shared"),
-)
+SERVED: dict[str, tuple[str, dict[str, Any]]] = {
+    "ouro": ("ouro", {}),
+    "huginn": ("huginn_raven", {}),
+    "nanbeige": ("nanbeige", {}),
+    "ouro-shared": ("ouro", {"kv_layout": "shared"}),
+    "ouro-device-tick": ("ouro", {"tick": "device", "run_ahead_ticks": 3}),
+    "huginn-device-tick": ("huginn_raven", {"tick": "device", "run_ahead_ticks": 3}),
+}
 
 
-@pytest.fixture(scope="module", params=SERVED, ids="-".join)
+@pytest.fixture(scope="module", params=SERVED)
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     """Poisoned, so that a page shared by mistake shows."""
-    name, layout = request.param
+    name, options = SERVED[request.param]
     folder: Path = tiny_folder(tmp_path_factory.mktemp("m"), name)
-    return tiny_engine(folder, kv_layout=layout, poison=True)
+    return tiny_engine(folder, poison=True, **options)
 
 
 def family(seed: int) -> list[Request]:
