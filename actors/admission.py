@@ -84,9 +84,8 @@ class Admission:
         self._room = Room(0, 0)
         self._waiting = WaitingQueue()
         self._running: set[int] = set()
-        # Key of a prompt's last page -> who computes it now. Equal prompts wait for it, and share its pages.
-        self._computing: dict[bytes, int] = {}
-        self._computed_by: dict[int, bytes] = {}  # the same by rid
+        self._computing: dict[bytes, int] = {}  # landmarks of the prompts being computed -> by whom
+        self._landmarks_of: dict[int, tuple[bytes, ...]] = {}  # the same by rid
         self._deadlines: list[tuple[float, int]] = []
         # A Cancel has a socket of its own and may overtake its Submit; it is remembered until that comes.
         self._early_cancels: OrderedDict[int, str] = OrderedDict()
@@ -230,37 +229,44 @@ class Admission:
         self._is_dirty = bool(result.admitted)  # one pass looks at a bounded part of the queue
 
     def _ready(self, head: list[Entry]) -> list[Entry]:
-        """Those whose prompt nobody is computing, or about to compute ahead of them: the others wait to share it."""
+        """All but those who should wait for a prompt that is being computed, or is about to be, and share it then.
+
+        Prompts are computed in the order of their arrival, a chunk at a time, so waiting for one that begins with the
+        same chunk costs no time, and waiting for an equal one little.
+        """
         ready: list[Entry] = []
         ahead: set[bytes] = set()
         for entry in head:
-            key = self._key_to_compute(entry)
-            if key is not None and entry.most_hits and (key in self._computing or key in ahead):
+            landmarks = self._landmarks(entry)
+            if entry.most_hits and any(key in self._computing or key in ahead for key in landmarks):
                 continue
-            if key is not None:
-                ahead.add(key)
+            ahead.update(landmarks)
             ready.append(entry)
         return ready
 
-    def _key_to_compute(self, entry: Entry) -> bytes | None:
-        """The key of the prompt's last full page, unless it is cached already or there is none."""
-        return entry.keys[-1] if self._cache().known(entry.keys) < len(entry.keys) else None
+    def _landmarks(self, entry: Entry) -> tuple[bytes, ...]:
+        """Keys at the end of the first chunk and of the last full page that aren't cached yet."""
+        assert self._facts is not None
+        keys, known = entry.keys, self._cache().known(entry.keys)
+        if known == len(keys):
+            return ()
+        chunk_end = known + max(1, self._facts.prompt_chunk_tokens // self._facts.page_tokens)
+        return (keys[chunk_end - 1], keys[-1]) if chunk_end < len(keys) else (keys[-1],)
 
     def _computed(self, rid: int) -> None:
         """`rid` doesn't compute its prompt any more."""
-        key = self._computed_by.pop(rid, None)
-        if key is not None and self._computing.get(key) == rid:
-            del self._computing[key]
-            self._is_dirty = True
+        for key in self._landmarks_of.pop(rid, ()):
+            if self._computing.get(key) == rid:
+                del self._computing[key]
+                self._is_dirty = True
 
     def _let_in(self, entry: Entry, cost_pages: int) -> None:
         rid = entry.submit.rid
         self._waiting.remove(rid)
         self._running.add(rid)
         self._room = Room(self._room.slots - 1, self._room.pages - cost_pages)
-        key = self._key_to_compute(entry)
-        if key is not None:
-            self._computing[key], self._computed_by[rid] = rid, key
+        self._landmarks_of[rid] = self._landmarks(entry)
+        self._computing |= dict.fromkeys(self._landmarks_of[rid], rid)
         queue_ms = (self._clock() - entry.arrived_s) * 1e3
         self._to_scheduler(Admit(entry.submit, queue_ms, entry.pages, entry.keys, entry.most_hits))
         self.progress += 1

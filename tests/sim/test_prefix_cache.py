@@ -105,6 +105,19 @@ def test_equal_prompts_that_come_together_are_computed_once() -> None:
     world.assert_empty()
 
 
+def test_prompts_that_begin_with_the_same_chunk_compute_it_once() -> None:
+    world = cached(slots=4, chunk_tokens=32)
+    trunk = list(range(100, 164))
+    prompts = [trunk + list(range(start, start + 40)) for start in (300, 400, 500)]
+    rids = [world.gateway.submit(prompt, 4) for prompt in prompts]
+    unlike = world.gateway.submit(trunk[:20] + prompts[0], 4)
+    world.step(3)
+    assert [1, 0, 0, 1] == [world.heard(rid).accepted for rid in (*rids, unlike)]
+    assert ["length"] * 4 == world.finish(*rids, unlike)
+    assert [0, 64, 64, 0] == [world.heard(rid).cached_tokens for rid in (*rids, unlike)]
+    world.assert_empty()
+
+
 def test_those_who_wait_for_a_prompt_go_on_when_its_request_is_cancelled() -> None:
     world = cached(chunk_tokens=16)
     rids = [world.gateway.submit(100, 20) for _ in range(3)]
