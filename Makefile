@@ -27,8 +27,16 @@ $(VENV)/.dev: $(VENV)/.serve
 serve: $(VENV)/.serve
 	$(BIN)/epicycle serve --port $(PORT) $(ARGS)
 
+# Two pytest processes side by side: Triton reads TRITON_INTERPRET when it is imported, so the kernels that run in its
+# interpreter need one of their own. Its report follows the other's.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+	@mkdir -p .pytest_cache; log=.pytest_cache/interpreted.log; \
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -p no:cacheprovider tests/interpreted >$$log 2>&1 & \
+	kernels=$$!; \
+	$(BIN)/python -m pytest -m "not gpu" $(ARGS); main=$$?; \
+	wait $$kernels; interpreted=$$?; \
+	echo "kernels in Triton's interpreter:"; cat $$log; \
+	exit $$((main != 0 ? main : interpreted))
 
 # mypy and import-linter see the folders as the package `epicycle` through git-ignored links.
 typing:

@@ -1,5 +1,5 @@
 """Collects this folder only where Triton interprets: the variable is read when triton is imported, so these tests need
-a process of their own. `tests/unit/test_kernels_interpreter.py` starts it."""
+a process of their own. `make test` starts it beside the others."""
 
 from __future__ import annotations
 
