@@ -33,7 +33,7 @@ test: $(VENV)/.dev
 	@mkdir -p .pytest_cache; log=.pytest_cache/interpreted.log; \
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -p no:cacheprovider tests/interpreted >$$log 2>&1 & \
 	kernels=$$!; \
-	$(BIN)/python -m pytest -m "not gpu" $(ARGS); main=$$?; \
+	$(BIN)/python -m pytest $(ARGS); main=$$?; \
 	wait $$kernels; interpreted=$$?; \
 	echo "kernels in Triton's interpreter:"; cat $$log; \
 	exit $$((main != 0 ? main : interpreted))

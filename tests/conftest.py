@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="both",
         help="where the live suite runs its server: a process for each actor, one process, or one after the other",
     )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that need a GPU are skipped where there is none, and the summary says so."""
+    if has_gpu():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu") is not None:
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+def has_gpu() -> bool:
+    """Asked of the driver, so that suites without torch don't import it."""
+    try:
+        return subprocess.run(["nvidia-smi", "-L"], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
 
 
 @pytest.fixture
