@@ -257,7 +257,7 @@ class Engine:
             run_ahead_ticks=self.options.run_ahead_ticks if self._has_device_tick else 1,
             fingerprint=weights_fingerprint(self.files, weights=source, seed=self.options.random_seed),
             versions=[f"torch {torch.__version__}", f"python {platform.python_version()}"],
-            plan_line=self.plan.line(),
+            plan_line="; ".join([self.plan.line(), *([self.capture.line()] if self.capture else [])]),
             max_logprobs=MAX_ALTERNATIVES,
             max_stop_ids=MAX_STOP_IDS,
             max_logit_bias=MAX_LOGIT_BIAS,

@@ -22,9 +22,9 @@ from tests.fakes.tiny_models import CONFIGS, lively_weights, spec_of
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 ASKS = [
-    Ask([7, 3, 40, 11, 2], Sampling(max_tokens=3, temperature=0.0)),
-    Ask([5, 9], Sampling(max_tokens=4, temperature=0.0), LoopBounds(min_loops=1, exit_threshold=0.55)),
-    Ask([1, 2, 3], Sampling(max_tokens=3, temperature=0.0, stop_ids=pack(I32, list(range(0, 61, 2))))),
+    Ask([7, 3, 40, 11, 2], Sampling(max_tokens=2, temperature=0.0)),
+    Ask([5, 9], Sampling(max_tokens=3, temperature=0.0), LoopBounds(min_loops=1, exit_threshold=0.55)),
+    Ask([1, 2, 3], Sampling(max_tokens=2, temperature=0.0, stop_ids=pack(I32, list(range(0, 61, 2))))),
 ]
 REPORTED = [Ask([7, 3, 40], Sampling(max_tokens=3, temperature=0.8, seed=4, logprobs=2, prompt_logprobs=1))]
 
