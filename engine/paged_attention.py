@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from epicycle.engine.frame import Frame
-from epicycle.engine.kernels.decode_attention_triton import PIECE, allocate_scratch, decode_attention
+from epicycle.engine.kernels.decode_attention_triton import PIECE, allocate_scratch, decode_attention, list_runs
 from epicycle.engine.kernels.prompt_attention_triton import QUERY_TILE, PromptChunks, prompt_attention
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning, rope_kv
 from epicycle.engine.kernels.tick_triton import addresses, write_kv
@@ -114,7 +114,7 @@ class PagedRows:
             )
             once = torch.stack((looped[0], looped[1], torch.zeros_like(looped[2]))) if self._has_once() else looped
             if frame.decode_rows:
-                fill_work(shared.work, sizes, PIECE)
+                list_runs(shared.work, sizes, shared.pool.geometry.kv_heads)
             if frame.prompt_rows:
                 self._chunks = self._plan_chunks(frame)
             self._columns = looped, once

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from epicycle.engine.kernels.decode_attention_triton import PIECE, DecodeScratch, allocate_scratch, decode_attention
+from epicycle.engine.kernels.decode_attention_triton import (
+    PIECE,
+    DecodeScratch,
+    allocate_scratch,
+    decode_attention,
+    list_runs,
+)
 from epicycle.engine.kernels.prompt_attention_triton import QUERY_TILE, PromptChunks, prompt_attention
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses
 from epicycle.engine.kernels.work_triton import WorkList, allocate_work, fill_work
@@ -92,7 +98,7 @@ class TritonRows:
         lengths = positions[:count] + 1
         entries = int(((lengths + PIECE - 1) // PIECE).sum())
         work = allocate_work(entries, positions.device)
-        fill_work(work, lengths, PIECE)
+        list_runs(work, lengths, geometry.kv_heads)
         scratch = allocate_scratch(entries, count, heads, geometry.kv_heads, geometry.head_dim, positions.device)
         return work, scratch
 

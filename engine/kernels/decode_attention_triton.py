@@ -1,11 +1,13 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 """Attention of decode rows over the paged pool, KV cut in fixed pieces by the row's own length.
 
-Owns the order of a decode row's sums: tiles of TILE positions inside a piece in order (online softmax), then the
-pieces in order. Neither depends on other rows, so a row's bits follow from its own history. A persistent grid walks a
-work list (row, piece) made once per traversal; whoever finishes a row's last piece adds the pieces up. Positions from
-the row's length on are never read, so what a page's last owner left there is harmless. With `turning` the kernel also
-rotates q and k and writes the row's own k and v, so that a layer of pure decode needs no launch for that.
+Owns the order of a decode row's sums: tiles of TILE positions inside a piece in order (online softmax), then
+the pieces in blocks of 16 in order. Neither depends on other rows, so a row's bits follow from its own history. A
+persistent grid walks a work list (row, run) made once per traversal; a run is one piece or several in a row, read in
+one stream, and its length changes no bit: short runs spread one row over the card, long ones save the cost of starting
+and ending. Whoever finishes a row's last run adds its pieces up. Positions from the row's length on are never read, so
+what a page's last owner left there is harmless. With `turning` the kernel also rotates q and k and writes the row's own
+k and v, so that a layer of pure decode needs no launch for that.
 """
 
 from __future__ import annotations
@@ -22,15 +24,18 @@ from epicycle.engine.kernels.triton_common import (
     TL_DTYPES,
     Ahead,
     ahead_bytes,
-    cell_of,
+    cell_in,
     multiprocessors,
     next_power,
+    pages_of,
     prefetch_share,
 )
-from epicycle.engine.kernels.work_triton import WorkList
+from epicycle.engine.kernels.work_triton import MOST_RUN, WorkList, fill_runs
 
-PIECE = 256  # positions a program takes at once
-TILE = 64  # positions of one step of the online softmax
+PIECE = 128  # positions that are summed apart: part of the numerics
+TILE = 64  # positions of one step of the online softmax: part of the numerics
+WARPS = 4  # part of the numerics: a tile's weights are added in the order that the warps' layout gives
+JOBS_PER_MULTIPROCESSOR = 3
 COMBINED_AT_ONCE = tl.constexpr(16)
 
 
@@ -38,8 +43,8 @@ COMBINED_AT_ONCE = tl.constexpr(16)
 class DecodeScratch:
     """What pieces leave for the one that adds them up. Reused by every layer, in stream order.
 
-    `sums` [entries, heads, d] and `stats` [entries, heads, 2] float32; `tickets` [rows, kv_heads] int32, zero between
-    launches.
+    A piece's place is its entry's, times the pieces of a run. `sums` [places, heads, d] and `stats` [places, heads, 2]
+    float32; `tickets` [rows, kv_heads] int32, zero between launches.
     """
 
     sums: Tensor
@@ -50,12 +55,19 @@ class DecodeScratch:
 def allocate_scratch(
     entries: int, rows: int, heads: int, kv_heads: int, width: int, device: torch.device
 ) -> DecodeScratch:
-    """For work lists of up to `entries` entries over `rows` rows."""
+    """For work lists of rows with up to `entries` pieces together, in runs of any length."""
+    places = entries + rows * MOST_RUN
     return DecodeScratch(
-        torch.empty(entries, heads, width, dtype=torch.float32, device=device),
-        torch.empty(entries, heads, 2, dtype=torch.float32, device=device),
+        torch.empty(places, heads, width, dtype=torch.float32, device=device),
+        torch.empty(places, heads, 2, dtype=torch.float32, device=device),
         torch.zeros(rows, kv_heads, dtype=torch.int32, device=device),
     )
+
+
+def list_runs(work: WorkList, sizes: Tensor, kv_heads: int) -> None:
+    """Fill `work` with rows of `sizes` [N] int32 positions (the row's own included; 0 for none), in runs as long as
+    they can be with every multiprocessor busy. `work` has room for every piece."""
+    fill_runs(work, sizes, PIECE, JOBS_PER_MULTIPROCESSOR * multiprocessors(sizes.device) // kv_heads)
 
 
 @triton.jit
@@ -84,117 +96,150 @@ def _combine(
     tl.store(out_at + lane, (mixed / total).to(DTYPE), mask=lane < HEAD_DIM)
 
 
-@triton.jit(
-    do_not_specialize=["layer", "slots_per_page", "table_stride", "piece_tokens", "ahead_bytes"],
-    do_not_specialize_on_alignment=["slots_ptr", "positions_ptr", "plane_slots_ptr"],
-)
-def decode_kernel(
-    q_ptr, k_pool_ptr, v_pool_ptr, out_ptr, sums_ptr, stats_ptr, tickets_ptr, items_ptr, total_ptr,
-    bias_ptr, cos_ptr, sin_ptr, slots_ptr, positions_ptr, plane_slots_ptr, page_table_ptr, ahead_ptr,
-    q_stride, out_stride, table_stride, turn_stride, slots_per_page, layer, piece_tokens, scale, ahead_bytes,
+@triton.jit
+def attend_run(
+    q_at, bias_ptr, cos_ptr, sin_ptr, k_pool_ptr, v_pool_ptr, out_at, sums_ptr, stats_ptr, ticket_at, table_at,
+    position, place, slots_per_page, turn_stride, entry, run, run_tokens, kv_head, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_G: tl.constexpr, BLOCK_T: tl.constexpr, PAGE_TOKENS: tl.constexpr,
-    FUSED: tl.constexpr, PAIRS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_AHEAD: tl.constexpr,
-    DTYPE: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_T: tl.constexpr, PIECE_T: tl.constexpr, PAGE_TOKENS: tl.constexpr,
+    FUSED: tl.constexpr, PAIRS: tl.constexpr, HAS_BIAS: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Jobs (entry, KV head) go round the programs. q is rotated, or the QKV product when FUSED. scale has log2(e)."""
+    """One run of one row for the queries of one KV head; whoever ends a row's last run adds its pieces up.
+
+    q_at, out_at and table_at point to the row's own q (the QKV product when FUSED), result and pages; place is
+    plane_slot + layer; ticket_at belongs to the row and KV head.
+    """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     CELL: tl.constexpr = KV_HEADS * HEAD_DIM
     lane = tl.arange(0, BLOCK_D)
     member = tl.arange(0, BLOCK_G)
+    head = kv_head * GROUP + member
+    q_mask = (member < GROUP)[:, None] & (lane < HEAD_DIM)[None, :]
+    length = position + 1
+    begin = run * run_tokens
+    end = tl.minimum(begin + run_tokens, length)
+    page = pages_of(table_at, begin, end, BLOCK_T, PAGE_TOKENS)
+    if FUSED:
+        cos_at = cos_ptr + position.to(tl.int64) * turn_stride
+        sin_at = sin_ptr + position.to(tl.int64) * turn_stride
+        q = load_rotated(
+            q_at + head[:, None] * HEAD_DIM, bias_ptr + head[:, None] * HEAD_DIM, cos_at, sin_at, lane[None, :],
+            q_mask, HEAD_DIM, PAIRS, HAS_BIAS, DTYPE,
+        )  # fmt: skip
+        if end == length:
+            k_at = q_at + (HEADS + kv_head) * HEAD_DIM
+            k_new = load_rotated(
+                k_at, bias_ptr + (HEADS + kv_head) * HEAD_DIM, cos_at, sin_at, lane, lane < HEAD_DIM,
+                HEAD_DIM, PAIRS, HAS_BIAS, DTYPE,
+            )  # fmt: skip
+            v_new = tl.load(k_at + KV_HEADS * HEAD_DIM + lane, mask=lane < HEAD_DIM, other=0.0)
+            own = cell_in(tl.load(table_at + position // PAGE_TOKENS), place, slots_per_page, position, PAGE_TOKENS)
+            to = own * CELL + kv_head * HEAD_DIM + lane
+            tl.store(k_pool_ptr + to, k_new, mask=lane < HEAD_DIM)
+            tl.store(v_pool_ptr + to, v_new, mask=lane < HEAD_DIM)
+            tl.debug_barrier()  # this program reads the cell back below; nobody else reads it in this launch
+    else:
+        q = tl.load(q_at + head[:, None] * HEAD_DIM + lane[None, :], mask=q_mask, other=0.0)
+    out_to = out_at + head[:, None] * HEAD_DIM + lane[None, :]
+    first_place = entry.to(tl.int64) * (run_tokens // PIECE_T)
+    top = tl.full((BLOCK_G,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_G,), tl.float32)
+    mixed = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
+    for start in range(begin, end, BLOCK_T):
+        coming = pages_of(table_at, start + BLOCK_T, end, BLOCK_T, PAGE_TOKENS)
+        key = start + tl.arange(0, BLOCK_T)
+        held = key < end
+        cell = cell_in(page, place, slots_per_page, key, PAGE_TOKENS)
+        at = cell[:, None] * CELL + kv_head * HEAD_DIM + lane[None, :]
+        mask = held[:, None] & (lane < HEAD_DIM)[None, :]
+        k = tl.load(k_pool_ptr + at, mask=mask, other=0.0)
+        v = tl.load(v_pool_ptr + at, mask=mask, other=0.0)
+        # A new piece starts from nothing: what the last one left fades to zero.
+        top = tl.where(start % PIECE_T == 0, float("-inf"), top)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        scores = tl.where(held[None, :], scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, axis=1) * scale)
+        weights = tl.exp2(tl.fma(scores, tl.zeros_like(scores) + scale, -new_top[:, None] + tl.zeros_like(scores)))
+        fade = tl.exp2(top - new_top)
+        total = tl.fma(total, fade, tl.sum(weights, axis=1))
+        mixed = tl.dot(weights.to(DTYPE), v, mixed * fade[:, None], input_precision="ieee")
+        top = new_top
+        page = coming
+        if (start + BLOCK_T) % PIECE_T == 0 or start + BLOCK_T >= end:
+            if length <= PIECE_T:
+                tl.store(out_to, (mixed / total[:, None]).to(DTYPE), mask=q_mask)
+            else:
+                to = (first_place + (start - begin) // PIECE_T) * HEADS + head
+                tl.store(sums_ptr + to[:, None] * HEAD_DIM + lane[None, :], mixed, mask=q_mask)
+                tl.store(stats_ptr + 2 * to, top, mask=member < GROUP)
+                tl.store(stats_ptr + 2 * to + 1, total, mask=member < GROUP)
+    if length > PIECE_T:
+        tl.debug_barrier()  # all of this program's stores come before its ticket
+        runs = (length + run_tokens - 1) // run_tokens
+        is_last = True
+        if runs > 1:
+            is_last = tl.atomic_add(ticket_at, 1, sem="acq_rel") == runs - 1
+        if is_last:
+            if runs > 1:
+                tl.store(ticket_at, 0)
+            pieces = (length + PIECE_T - 1) // PIECE_T
+            first = first_place - run * (run_tokens // PIECE_T)
+            for one in range(GROUP):
+                mine = kv_head * GROUP + one
+                _combine(
+                    sums_ptr, stats_ptr, out_at + mine * HEAD_DIM, first, pieces, mine,
+                    HEADS, HEAD_DIM, BLOCK_D, DTYPE,
+                )  # fmt: skip
+
+
+@triton.jit(
+    do_not_specialize=["layer", "slots_per_page", "table_stride", "ahead_bytes"],
+    do_not_specialize_on_alignment=["slots_ptr", "positions_ptr", "plane_slots_ptr"],
+)
+def decode_kernel(
+    q_ptr, k_pool_ptr, v_pool_ptr, out_ptr, sums_ptr, stats_ptr, tickets_ptr, items_ptr, total_ptr, run_ptr,
+    bias_ptr, cos_ptr, sin_ptr, slots_ptr, positions_ptr, plane_slots_ptr, page_table_ptr, ahead_ptr,
+    q_stride, out_stride, table_stride, turn_stride, slots_per_page, layer, scale, ahead_bytes,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_T: tl.constexpr, PIECE_T: tl.constexpr, PAGE_TOKENS: tl.constexpr,
+    FUSED: tl.constexpr, PAIRS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_AHEAD: tl.constexpr,
+    DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Jobs (entry, KV head) go round the programs. q is rotated, or the QKV product when FUSED. scale has log2(e)."""
     if HAS_AHEAD:
         # The first loads of a job wait for one another (entry, slot, page, keys); memory has nothing to do meanwhile.
         prefetch_share(ahead_ptr, tl.program_id(0), ahead_bytes)
-    jobs = tl.load(total_ptr) * KV_HEADS
+    first = tl.program_id(0) // KV_HEADS
+    row, run = tl.load(items_ptr + 2 * first), tl.load(items_ptr + 2 * first + 1)
+    jobs, run_tokens = tl.load(total_ptr) * KV_HEADS, tl.load(run_ptr)
+    row = tl.where(tl.program_id(0) < jobs, row, 0)  # what a list holds beyond its end may name rows of another time
+    slot, position, plane_slot = tl.load(slots_ptr + row), tl.load(positions_ptr + row), tl.load(plane_slots_ptr + row)
     for job in range(tl.program_id(0), jobs, tl.num_programs(0)):
+        # What the next job needs to know is on its way while this one runs.
         entry = job // KV_HEADS
-        kv_head = job % KV_HEADS
-        row = tl.load(items_ptr + 2 * entry)
-        piece = tl.load(items_ptr + 2 * entry + 1)
-        slot = tl.load(slots_ptr + row)
-        position = tl.load(positions_ptr + row)
+        following = job + tl.num_programs(0)
+        next_at = items_ptr + 2 * (following // KV_HEADS)
+        next_row = tl.load(next_at, mask=following < jobs, other=0)
+        next_run = tl.load(next_at + 1, mask=following < jobs, other=0)
+        attend_run(
+            q_ptr + row.to(tl.int64) * q_stride, bias_ptr, cos_ptr, sin_ptr, k_pool_ptr, v_pool_ptr,
+            out_ptr + row.to(tl.int64) * out_stride, sums_ptr, stats_ptr, tickets_ptr + row * KV_HEADS + job % KV_HEADS,
+            page_table_ptr + slot.to(tl.int64) * table_stride, position, plane_slot + layer, slots_per_page,
+            turn_stride, entry, run, run_tokens, job % KV_HEADS, scale,
+            HEADS, KV_HEADS, HEAD_DIM, BLOCK_D, BLOCK_G, BLOCK_T, PIECE_T, PAGE_TOKENS, FUSED, PAIRS, HAS_BIAS, DTYPE,
+        )  # fmt: skip
+        row, run = next_row, next_run
+        slot, position = tl.load(slots_ptr + row), tl.load(positions_ptr + row)
         plane_slot = tl.load(plane_slots_ptr + row)
-        length = position + 1
-        pieces = (length + piece_tokens - 1) // piece_tokens
-        head = kv_head * GROUP + member
-        q_mask = (member < GROUP)[:, None] & (lane < HEAD_DIM)[None, :]
-        q_at = q_ptr + row.to(tl.int64) * q_stride + head[:, None] * HEAD_DIM
-        if FUSED:
-            cos_at = cos_ptr + position.to(tl.int64) * turn_stride
-            sin_at = sin_ptr + position.to(tl.int64) * turn_stride
-            q = load_rotated(
-                q_at, bias_ptr + head[:, None] * HEAD_DIM, cos_at, sin_at, lane[None, :], q_mask,
-                HEAD_DIM, PAIRS, HAS_BIAS, DTYPE,
-            )  # fmt: skip
-            if piece == pieces - 1:
-                k_at = q_ptr + row.to(tl.int64) * q_stride + (HEADS + kv_head) * HEAD_DIM
-                k_new = load_rotated(
-                    k_at, bias_ptr + (HEADS + kv_head) * HEAD_DIM, cos_at, sin_at, lane, lane < HEAD_DIM,
-                    HEAD_DIM, PAIRS, HAS_BIAS, DTYPE,
-                )  # fmt: skip
-                v_new = tl.load(k_at + KV_HEADS * HEAD_DIM + lane, mask=lane < HEAD_DIM, other=0.0)
-                own = cell_of(
-                    page_table_ptr, table_stride, slot, position, plane_slot, layer, slots_per_page, slot >= 0,
-                    PAGE_TOKENS,
-                )  # fmt: skip
-                to = own * CELL + kv_head * HEAD_DIM + lane
-                tl.store(k_pool_ptr + to, k_new, mask=lane < HEAD_DIM)
-                tl.store(v_pool_ptr + to, v_new, mask=lane < HEAD_DIM)
-                tl.debug_barrier()  # this program reads the cell back below; nobody else reads it in this launch
-        else:
-            q = tl.load(q_at + lane[None, :], mask=q_mask, other=0.0)
-        begin = piece * piece_tokens
-        end = tl.minimum(begin + piece_tokens, length)
-        top = tl.full((BLOCK_G,), float("-inf"), tl.float32)
-        total = tl.zeros((BLOCK_G,), tl.float32)
-        mixed = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
-        for start in range(begin, end, BLOCK_T):
-            key = start + tl.arange(0, BLOCK_T)
-            held = key < end
-            cell = cell_of(
-                page_table_ptr, table_stride, slot, key, plane_slot, layer, slots_per_page, held, PAGE_TOKENS
-            )
-            at = cell[:, None] * CELL + kv_head * HEAD_DIM + lane[None, :]
-            mask = held[:, None] & (lane < HEAD_DIM)[None, :]
-            k = tl.load(k_pool_ptr + at, mask=mask, other=0.0)
-            v = tl.load(v_pool_ptr + at, mask=mask, other=0.0)
-            scores = tl.dot(q, tl.trans(k), input_precision="ieee")
-            scores = tl.where(held[None, :], scores, float("-inf"))
-            new_top = tl.maximum(top, tl.max(scores, axis=1) * scale)
-            weights = tl.exp2(tl.fma(scores, tl.zeros_like(scores) + scale, -new_top[:, None] + tl.zeros_like(scores)))
-            fade = tl.exp2(top - new_top)
-            total = tl.fma(total, fade, tl.sum(weights, axis=1))
-            mixed = tl.dot(weights.to(DTYPE), v, mixed * fade[:, None], input_precision="ieee")
-            top = new_top
-        group_mask = member < GROUP
-        out_at = out_ptr + row.to(tl.int64) * out_stride
-        if pieces == 1:
-            share = (mixed / total[:, None]).to(DTYPE)
-            tl.store(out_at + head[:, None] * HEAD_DIM + lane[None, :], share, mask=q_mask)
-        else:
-            place = entry.to(tl.int64) * HEADS + head
-            tl.store(sums_ptr + place[:, None] * HEAD_DIM + lane[None, :], mixed, mask=q_mask)
-            tl.store(stats_ptr + 2 * place, top, mask=group_mask)
-            tl.store(stats_ptr + 2 * place + 1, total, mask=group_mask)
-            tl.debug_barrier()  # all of this program's stores come before its ticket
-            ticket_at = tickets_ptr + row * KV_HEADS + kv_head
-            if tl.atomic_add(ticket_at, 1, sem="acq_rel") == pieces - 1:
-                tl.store(ticket_at, 0)
-                for one in range(GROUP):
-                    mine = kv_head * GROUP + one
-                    _combine(
-                        sums_ptr, stats_ptr, out_at + mine * HEAD_DIM, entry - piece, pieces, mine,
-                        HEADS, HEAD_DIM, BLOCK_D, DTYPE,
-                    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
     """How to run it; bits don't depend on any of these."""
 
-    warps: int = 4
-    stages: int = 3
+    stages: int = 2
     programs_per_sm: int = 4
+    registers: int | None = 128  # of a thread, at most: more programs side by side hide more waiting
 
 
 def decode_attention(
@@ -214,13 +259,14 @@ def decode_attention(
     config: DecodeConfig | None = None,
     ahead: Ahead | None = None,
 ) -> Tensor:
-    """[N, heads * d] attention of the rows that `work` (made with `piece`) lists; other rows of `out` are unwritten.
+    """[N, heads * d] attention of the rows that `work` lists in runs; other rows of `out` are unwritten.
 
     q [N, heads * d] rotated, its k and v in the pool; or, with `turning`, the QKV product [N, (heads + 2 kv_heads) d],
-    then k and v are written here. Scale d ** -0.5. `ahead` is fetched meanwhile, as far as there
-    are programs for it.
+    then k and v are written here. Scale d ** -0.5. Runs are multiples of `piece`; bits depend on `piece` and
+    `tile`, not on runs. `ahead` is fetched meanwhile, as far as there are programs for it.
     """
     _, page_tokens, kv_heads, width = k_pool.shape
+    assert piece % tile == 0, (piece, tile)
     config = config or DecodeConfig()
     out = torch.empty(q.shape[0], heads * width, dtype=q.dtype, device=q.device) if out is None else out
     programs = min(work.most * kv_heads, multiprocessors(q.device) * config.programs_per_sm)
@@ -235,6 +281,7 @@ def decode_attention(
         scratch.tickets,
         work.items,
         work.total,
+        work.piece,
         q if turn.bias is None else turn.bias,
         turn.cos,
         turn.sin,
@@ -249,7 +296,6 @@ def decode_attention(
         turn.cos.stride(0),
         rows.slots_per_page,
         layer,
-        piece,
         width**-0.5 * 1.4426950408889634,
         ahead_bytes(ahead),
         HEADS=heads,
@@ -258,6 +304,7 @@ def decode_attention(
         BLOCK_D=next_power(width),
         BLOCK_G=max(16, next_power(heads // kv_heads)),
         BLOCK_T=tile,
+        PIECE_T=piece,
         PAGE_TOKENS=page_tokens,
         FUSED=turning is not None,
         PAIRS=turn.pairs,
@@ -265,8 +312,9 @@ def decode_attention(
         HAS_AHEAD=ahead_bytes(ahead) > 0,
         DTYPE=TL_DTYPES[q.dtype],
         enable_fp_fusion=True,
-        num_warps=config.warps,
+        num_warps=WARPS,
         num_stages=config.stages,
+        maxnreg=config.registers,
     )
     return out
 

@@ -59,46 +59,47 @@ def _load_block(rows, row_mask, ks, end, MASK_ROWS: tl.constexpr, MASK_K: tl.con
 
 @triton.jit
 def _sum_range(
-    x_rows, x_mask, w_rows, begin, end,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, MASK_K: tl.constexpr,
+    x_rows, x_mask, w_rows, w_mask, begin, end,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, MASK_N: tl.constexpr, MASK_K: tl.constexpr,
 ):  # fmt: skip
     """float32 [BLOCK_M, BLOCK_N] over inputs begin .. end."""
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for start in range(begin, end, BLOCK_K):
         ks = start + tl.arange(0, BLOCK_K)
         x = _load_block(x_rows, x_mask, ks, end, True, MASK_K)
-        w = _load_block(w_rows, x_mask, ks, end, False, MASK_K)
+        w = _load_block(w_rows, w_mask, ks, end, MASK_N, MASK_K)
         acc = tl.dot(x, tl.trans(w), acc, input_precision="ieee")
     return acc
 
 
 @triton.jit
 def _sum_range_pair(
-    x_rows, x_mask, w_rows, up_offset, begin, end,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, MASK_K: tl.constexpr,
+    x_rows, x_mask, w_rows, w_mask, up_offset, begin, end,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, MASK_N: tl.constexpr, MASK_K: tl.constexpr,
 ):  # fmt: skip
     gate = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for start in range(begin, end, BLOCK_K):
         ks = start + tl.arange(0, BLOCK_K)
         x = _load_block(x_rows, x_mask, ks, end, True, MASK_K)
-        w_gate = _load_block(w_rows, x_mask, ks, end, False, MASK_K)
-        w_up = _load_block(w_rows + up_offset, x_mask, ks, end, False, MASK_K)
+        w_gate = _load_block(w_rows, w_mask, ks, end, MASK_N, MASK_K)
+        w_up = _load_block(w_rows + up_offset, w_mask, ks, end, MASK_N, MASK_K)
         gate = tl.dot(x, tl.trans(w_gate), gate, input_precision="ieee")
         up = tl.dot(x, tl.trans(w_up), up, input_precision="ieee")
     return gate, up
 
 
-@triton.jit(do_not_specialize=["M", "ahead_bytes"])
+@triton.jit(do_not_specialize=["M", "tile_height", "ahead_bytes"])
 def stream_kernel(
     x_ptr, w_ptr, y_ptr, bias_ptr, rows_ptr, count_ptr, ahead_ptr,
-    M, N, K, x_stride, w_stride, y_stride, part_stride, chunk, ahead_bytes,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    M, N, K, x_stride, w_stride, y_stride, part_stride, chunk, tile_height, ahead_bytes,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, MASK_N: tl.constexpr,
     CHUNKS: tl.constexpr, EPILOGUE: tl.constexpr, MASK_K: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_ROWS: tl.constexpr, HAS_COUNT: tl.constexpr, HAS_AHEAD: tl.constexpr,
     DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Grid (tiles of M x tiles of N, parts). Programs with the same weights are neighbours.
+    """Grid (tiles of M x tiles of N, parts). Programs with the same weights are neighbours. A tile of BLOCK_N weight
+    rows holds tile_height of them if MASK_N: what deals them out evenly needn't be a power of two.
 
     y [M, N], or float32 [CHUNKS, M, N] for PARTS, where a program sums one chunk. rows_ptr [M] int32 names the rows of
     x to read; count_ptr [1] int32 says how many of M are there, and programs beyond return at once.
@@ -112,33 +113,43 @@ def stream_kernel(
         if tile_m * BLOCK_M >= live:
             return
     ms = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
-    ns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    height = BLOCK_N
+    if MASK_N:
+        height = tile_height
+    ns = tile_n * height + tl.arange(0, BLOCK_N)
     m_mask = ms < live
+    n_mask = ns < tl.minimum(tile_n * height + height, N)
     source = ms.to(tl.int64)
     if HAS_ROWS:
         source = tl.load(rows_ptr + ms, mask=m_mask, other=0).to(tl.int64)
     x_rows = x_ptr + source[:, None] * x_stride
     w_rows = w_ptr + (ns % N).to(tl.int64)[:, None] * w_stride
-    y_mask = m_mask[:, None] & (ns < N)[None, :]
+    y_mask = m_mask[:, None] & n_mask[None, :]
     y_at = ms.to(tl.int64)[:, None] * y_stride + ns[None, :]
     if HAS_AHEAD:
         prefetch_share(ahead_ptr, tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), ahead_bytes)
     if EPILOGUE == PAIR:
         up_offset = N.to(tl.int64) * w_stride
-        gate, up = _sum_range_pair(x_rows, m_mask, w_rows, up_offset, 0, K, BLOCK_M, BLOCK_N, BLOCK_K, MASK_K)
+        gate, up = _sum_range_pair(
+            x_rows, m_mask, w_rows, n_mask, up_offset, 0, K, BLOCK_M, BLOCK_N, BLOCK_K, MASK_N, MASK_K
+        )
         gate, up = gate.to(DTYPE).to(tl.float32), up.to(DTYPE).to(tl.float32)
         tl.store(y_ptr + y_at, silu_mul_rounded(gate, up, DTYPE).to(DTYPE), mask=y_mask)
     elif EPILOGUE == PARTS:
         part = tl.program_id(1)
         begin = part * chunk
         end = tl.minimum(begin + chunk, K)
-        acc = _sum_range(x_rows, m_mask, w_rows, begin, end, BLOCK_M, BLOCK_N, BLOCK_K, MASK_K)
+        acc = _sum_range(x_rows, m_mask, w_rows, n_mask, begin, end, BLOCK_M, BLOCK_N, BLOCK_K, MASK_N, MASK_K)
         tl.store(y_ptr + part.to(tl.int64) * part_stride + y_at, acc, mask=y_mask)
     else:
-        total = _sum_range(x_rows, m_mask, w_rows, 0, tl.minimum(chunk, K), BLOCK_M, BLOCK_N, BLOCK_K, MASK_K)
+        total = _sum_range(
+            x_rows, m_mask, w_rows, n_mask, 0, tl.minimum(chunk, K), BLOCK_M, BLOCK_N, BLOCK_K, MASK_N, MASK_K
+        )
         for part in tl.static_range(1, CHUNKS):
             end = tl.minimum((part + 1) * chunk, K)
-            total += _sum_range(x_rows, m_mask, w_rows, part * chunk, end, BLOCK_M, BLOCK_N, BLOCK_K, MASK_K)
+            total += _sum_range(
+                x_rows, m_mask, w_rows, n_mask, part * chunk, end, BLOCK_M, BLOCK_N, BLOCK_K, MASK_N, MASK_K
+            )
         if HAS_BIAS:
             total += tl.load(bias_ptr + ns, mask=ns < N, other=0.0).to(tl.float32)[None, :]
         y = total.to(DTYPE)
@@ -250,7 +261,8 @@ def _run_stream(
 ) -> None:
     m, n, k = out.shape[-2], out.shape[-1], x.shape[1]
     chunk = chunk_length(k, chunks)
-    grid = (triton.cdiv(m, config.block_m) * triton.cdiv(n, config.block_n), chunks if epilogue == "parts" else 1)
+    tile_n = config.tile_rows(n)
+    grid = (triton.cdiv(m, config.block_m) * triton.cdiv(n, tile_n), chunks if epilogue == "parts" else 1)
     stream_kernel[grid](
         x,
         weight,
@@ -267,10 +279,12 @@ def _run_stream(
         out.stride(-2),
         out.stride(0),
         chunk,
+        tile_n,
         ahead_bytes(ahead),
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,
+        MASK_N=tile_n != config.block_n,
         CHUNKS=chunks,
         EPILOGUE=EPILOGUES[epilogue],
         MASK_K=any(length % config.block_k for length in (chunk, k)),

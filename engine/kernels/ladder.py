@@ -17,7 +17,8 @@ STEPS = (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 @dataclass(frozen=True, slots=True)
 class GemmConfig:
-    """How a kernel of `gemm_triton` runs; never part of what it computes. `kernel` is "stream" or "tile"."""
+    """How a kernel of `gemm_triton` runs; never part of what it computes. `kernel` is "stream" or "tile". With `shares`
+    the stream kernel cuts the outputs in that many tiles of equal height, up to block_n."""
 
     kernel: str
     block_m: int
@@ -27,11 +28,16 @@ class GemmConfig:
     stages: int
     group_m: int = 8
     flatten: bool = False
+    shares: int = 0
 
     @property
     def key(self) -> str:
-        flat = "f" if self.flatten else ""
-        return f"{self.kernel}-{self.block_m}x{self.block_n}x{self.block_k}-w{self.warps}s{self.stages}{flat}"
+        tail = ("f" if self.flatten else "") + (f"of{self.shares}" if self.shares else "")
+        return f"{self.kernel}-{self.block_m}x{self.block_n}x{self.block_k}-w{self.warps}s{self.stages}{tail}"
+
+    def tile_rows(self, outputs: int) -> int:
+        """Outputs of one tile of the stream kernel."""
+        return -(-outputs // self.shares) if self.shares else self.block_n
 
 
 LIBRARY = GemmConfig("library", 0, 0, 0, 0, 0)
@@ -75,6 +81,14 @@ _FEW_ROWS = (
     GemmConfig("stream", 16, 32, 256, 4, 3),
     GemmConfig("stream", 16, 64, 128, 4, 4),
     GemmConfig("stream", 16, 64, 64, 4, 6),
+    # One tile for each of 132 multiprocessors, or of a quarter of them for each of four parts.
+    GemmConfig("stream", 16, 64, 128, 4, 5, shares=132),
+    GemmConfig("stream", 16, 64, 128, 8, 5, shares=132),
+    GemmConfig("stream", 16, 64, 256, 8, 3, shares=132),
+    GemmConfig("stream", 16, 128, 128, 8, 4, shares=132),
+    GemmConfig("stream", 16, 64, 128, 8, 5, shares=33),
+    GemmConfig("stream", 16, 64, 128, 4, 5, shares=33),
+    GemmConfig("stream", 16, 32, 128, 4, 5, shares=66),
 )
 _CANDIDATES: dict[int, tuple[GemmConfig, ...]] = {
     16: _FEW_ROWS,
@@ -115,6 +129,15 @@ _CANDIDATES: dict[int, tuple[GemmConfig, ...]] = {
         GemmConfig("tile", 256, 128, 64, 8, 3),
     ),
 }
+_SPLIT_CANDIDATES: dict[int, tuple[GemmConfig, ...]] = {
+    512: (
+        GemmConfig("stream", 64, 64, 64, 4, 5),
+        GemmConfig("stream", 128, 64, 64, 4, 4),
+        GemmConfig("stream", 128, 64, 64, 8, 4),
+        GemmConfig("stream", 128, 128, 64, 8, 4),
+    ),
+}
+"""For products of several chunks, beside the others: few tiles leave a card half empty, tiles of every chunk don't."""
 _SURE = GemmConfig("stream", 16, 32, 128, 4, 3)
 
 
@@ -127,12 +150,15 @@ def candidates(product: Product, step: int) -> tuple[GemmConfig, ...]:
     """What is worth trying: the configurations of the first rung that holds `step` rows, without those that this
     product can't use, and the library where the product is a plain one."""
     rung = min(rows for rows in _CANDIDATES if rows >= min(step, max(_CANDIDATES)))
-    fit = [config for config in _CANDIDATES[rung] if _fits(product, config)]
+    split = _SPLIT_CANDIDATES.get(rung, ()) if product.chunks > 1 else ()
+    fit = [config for config in (*_CANDIDATES[rung], *split) if _fits(product, config)]
     return (*fit, LIBRARY) if product.chunks == 1 else tuple(fit)
 
 
 def _fits(product: Product, config: GemmConfig) -> bool:
     if config.kernel == "tile" and product.epilogue == "float":
+        return False
+    if config.shares and not config.block_n // 2 < config.tile_rows(product.outputs) <= config.block_n:
         return False
     # Two accumulators (gate and up, or total and chunk) must fit the register file.
     doubled = product.epilogue == "pair" or (product.chunks > 1 and config.kernel == "tile")

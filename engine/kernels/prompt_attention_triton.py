@@ -18,26 +18,25 @@ from torch import Tensor
 
 from epicycle.engine.kernels.decode_attention_triton import history
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses
-from epicycle.engine.kernels.triton_common import TL_DTYPES, cell_of, next_power
+from epicycle.engine.kernels.triton_common import TL_DTYPES, cell_in, next_power, pages_of
 from epicycle.engine.kernels.work_triton import WorkList
 
-QUERY_TILE = 128  # rows of one work item
+QUERY_TILE = 64  # rows of one work item
 TILE = 64  # positions of one step of the online softmax
 
 
 @triton.jit
 def _step(
-    q, top, total, mixed, k_pool_ptr, v_pool_ptr, page_table_ptr, table_stride, slot, plane_slot, layer,
-    slots_per_page, kv_head, start, end, asked, scale,
+    q, top, total, mixed, page, k_pool_ptr, v_pool_ptr, place, slots_per_page, kv_head, start, end, asked, scale,
     CELL: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr,
     PAGE_TOKENS: tl.constexpr, DTYPE: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """One KV tile. Without MASKED every query sees every key of it. Both forms compute the same bits: fused
-    multiply-adds are written out so that the compiler can't choose differently."""
+    """One KV tile, in the pages `page` [BLOCK_T]. Without MASKED every query sees every key of it. Both forms compute
+    the same bits: fused multiply-adds are written out so that the compiler can't choose differently."""
     lane = tl.arange(0, BLOCK_D)
     key = start + tl.arange(0, BLOCK_T)
     held = key < end
-    cell = cell_of(page_table_ptr, table_stride, slot, key, plane_slot, layer, slots_per_page, held, PAGE_TOKENS)
+    cell = cell_in(page, place, slots_per_page, key, PAGE_TOKENS)
     at = cell[:, None] * CELL + kv_head * HEAD_DIM + lane[None, :]
     if MASKED or HEAD_DIM != BLOCK_D:
         mask = held[:, None] & (lane < HEAD_DIM)[None, :]
@@ -68,11 +67,11 @@ def prompt_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_T: tl.constexpr, PAGE_TOKENS: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Grid (most work items, HEADS). Later items of a chunk see more keys, so they go first."""
-    item = tl.load(total_ptr) - 1 - tl.program_id(0)
+    """Grid (HEADS, most work items). Later items of a chunk see more keys, so they go first."""
+    item = tl.load(total_ptr) - 1 - tl.program_id(1)
     if item < 0:
         return
-    head = tl.program_id(1)
+    head = tl.program_id(0)
     kv_head = head // (HEADS // KV_HEADS)
     chunk = tl.load(items_ptr + 2 * item)
     past = tl.load(items_ptr + 2 * item + 1) * BLOCK_Q
@@ -92,18 +91,23 @@ def prompt_kernel(
     total = tl.zeros((BLOCK_Q,), tl.float32)
     mixed = tl.zeros((BLOCK_Q, BLOCK_D), tl.float32)
     open_end = (position + 1) // BLOCK_T * BLOCK_T
+    table_at = page_table_ptr + slot.to(tl.int64) * table_stride
+    place = plane_slot + layer
+    page = pages_of(table_at, 0, end, BLOCK_T, PAGE_TOKENS)
     for start in range(0, open_end, BLOCK_T):
+        coming = pages_of(table_at, start + BLOCK_T, end, BLOCK_T, PAGE_TOKENS)
         top, total, mixed = _step(
-            q, top, total, mixed, k_pool_ptr, v_pool_ptr, page_table_ptr, table_stride, slot, plane_slot, layer,
-            slots_per_page, kv_head, start, end, asked, scale,
-            KV_HEADS * HEAD_DIM, HEAD_DIM, BLOCK_D, BLOCK_T, PAGE_TOKENS, DTYPE, False,
+            q, top, total, mixed, page, k_pool_ptr, v_pool_ptr, place, slots_per_page, kv_head, start, end, asked,
+            scale, KV_HEADS * HEAD_DIM, HEAD_DIM, BLOCK_D, BLOCK_T, PAGE_TOKENS, DTYPE, False,
         )  # fmt: skip
+        page = coming
     for start in range(open_end, end, BLOCK_T):
+        coming = pages_of(table_at, start + BLOCK_T, end, BLOCK_T, PAGE_TOKENS)
         top, total, mixed = _step(
-            q, top, total, mixed, k_pool_ptr, v_pool_ptr, page_table_ptr, table_stride, slot, plane_slot, layer,
-            slots_per_page, kv_head, start, end, asked, scale,
-            KV_HEADS * HEAD_DIM, HEAD_DIM, BLOCK_D, BLOCK_T, PAGE_TOKENS, DTYPE, True,
+            q, top, total, mixed, page, k_pool_ptr, v_pool_ptr, place, slots_per_page, kv_head, start, end, asked,
+            scale, KV_HEADS * HEAD_DIM, HEAD_DIM, BLOCK_D, BLOCK_T, PAGE_TOKENS, DTYPE, True,
         )  # fmt: skip
+        page = coming
     share = (mixed / total[:, None]).to(DTYPE)
     tl.store(out_ptr + at * out_stride + head * HEAD_DIM + lane[None, :], share, mask=mask)
 
@@ -125,8 +129,8 @@ class PromptChunks:
 class PromptConfig:
     """How to run it; bits don't depend on any of these."""
 
-    warps: int = 8
-    stages: int = 2
+    warps: int = 4
+    stages: int = 3
 
 
 def prompt_attention(
@@ -149,7 +153,7 @@ def prompt_attention(
     _, page_tokens, kv_heads, width = k_pool.shape
     config = config or PromptConfig()
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
-    prompt_kernel[(chunks.work.most, heads)](
+    prompt_kernel[(heads, chunks.work.most)](
         q,
         k_pool,
         v_pool,

@@ -21,37 +21,27 @@ PREFETCH_BYTES = 4 * PREFETCH_BLOCK  # one program's share
 
 
 @triton.jit
-def tree_sum(x, SIZE: tl.constexpr):
-    """Sum of x [SIZE] float32, SIZE a power of two from 32, by halving: the same tree in every layout."""
-    folded = x
-    if SIZE >= 16384:
-        folded = _halve(folded, SIZE, 16384, 8192)
-    if SIZE >= 8192:
-        folded = _halve(folded, SIZE, 8192, 4096)
-    if SIZE >= 4096:
-        folded = _halve(folded, SIZE, 4096, 2048)
-    if SIZE >= 2048:
-        folded = _halve(folded, SIZE, 2048, 1024)
-    if SIZE >= 1024:
-        folded = _halve(folded, SIZE, 1024, 512)
-    if SIZE >= 512:
-        folded = _halve(folded, SIZE, 512, 256)
-    if SIZE >= 256:
-        folded = _halve(folded, SIZE, 256, 128)
-    if SIZE >= 128:
-        folded = _halve(folded, SIZE, 128, 64)
-    if SIZE >= 64:
-        folded = _halve(folded, SIZE, 64, 32)
-    folded = tl.sum(tl.reshape(folded, (2, 16)), axis=0)
-    folded = tl.sum(tl.reshape(folded, (2, 8)), axis=0)
-    folded = tl.sum(tl.reshape(folded, (2, 4)), axis=0)
-    folded = tl.sum(tl.reshape(folded, (2, 2)), axis=0)
-    return tl.sum(folded, axis=0)
+def exact_sum(x, axis: tl.constexpr):
+    """Sum of float32 x over `axis`, rounded once, in any order: float64 adds up float32 values exactly as long as they
+    lie within 2**24 of one another, and rounds beyond where the result's last bit doesn't see it."""
+    return tl.sum(x.to(tl.float64), axis=axis).to(tl.float32)
 
 
 @triton.jit
-def _halve(x, SIZE: tl.constexpr, FROM: tl.constexpr, TO: tl.constexpr):
-    return tl.sum(tl.reshape(x, (2, TO)), axis=0)
+def tree_sum(x, SIZE: tl.constexpr):
+    """Sum of x [SIZE] float32, SIZE a power of two from 32: the same value in every layout.
+
+    Neighbours are added in pairs up to runs of 64, which no layout spreads over more than a warp, then the runs' sums
+    by `exact_sum`: halving all the way would meet a barrier for every step between warps.
+    """
+    folded = tl.sum(tl.reshape(x, (SIZE // 2, 2)), axis=1)
+    folded = tl.sum(tl.reshape(folded, (SIZE // 4, 2)), axis=1)
+    folded = tl.sum(tl.reshape(folded, (SIZE // 8, 2)), axis=1)
+    folded = tl.sum(tl.reshape(folded, (SIZE // 16, 2)), axis=1)
+    folded = tl.sum(tl.reshape(folded, (SIZE // 32, 2)), axis=1)
+    if SIZE >= 64:
+        folded = tl.sum(tl.reshape(folded, (SIZE // 64, 2)), axis=1)
+    return exact_sum(folded, 0)
 
 
 @triton.jit
@@ -103,6 +93,22 @@ def cell_of(
 
 
 @triton.jit
+def pages_of(table_at, start, end, BLOCK_T: tl.constexpr, PAGE_TOKENS: tl.constexpr):
+    """The page [BLOCK_T] of every position from `start`, 0 from `end` on, in one request's row of the page table.
+
+    Loops ask for it one tile ahead: a load whose address is still being loaded itself can't be in flight early.
+    """
+    key = start + tl.arange(0, BLOCK_T)
+    return tl.load(table_at + key // PAGE_TOKENS, mask=key < end, other=0)
+
+
+@triton.jit
+def cell_in(page, place, slots_per_page, position, PAGE_TOKENS: tl.constexpr):
+    """int64 cells of `position` in `page`; place is the plane's slot plus the layer."""
+    return (page.to(tl.int64) * slots_per_page + place) * PAGE_TOKENS + position % PAGE_TOKENS
+
+
+@triton.jit
 def prefetch_share(ptr, share, size_bytes):
     """Ask for the `share`-th PREFETCH_BYTES of `size_bytes` at ptr to be brought into the L2 cache. Waits for nothing.
 
@@ -111,12 +117,13 @@ def prefetch_share(ptr, share, size_bytes):
     """
     first = share.to(tl.int64) * 65536
     if first < size_bytes:
-        # One address for each warp: the instruction takes uniform operands, and lanes that differ would take turns.
+        # One request for each warp, by its first lane: every lane that runs the instruction makes a request.
         block = tl.arange(0, 128).to(tl.int64) // 32
         # Blocks beyond the end ask for the last one again, which costs nothing.
         at = ptr.to(tl.int64) + tl.minimum(first + block * 16384, size_bytes.to(tl.int64) - 16384)
         tl.inline_asm_elementwise(
-            "cp.async.bulk.prefetch.L2.global [$1], 16384; mov.u32 $0, 0;",
+            "{ .reg .pred p; .reg .u32 l; mov.u32 l, %laneid; setp.eq.u32 p, l, 0;"
+            "@p cp.async.bulk.prefetch.L2.global [$1], 16384; mov.u32 $0, 0; }",
             "=r,l",
             [at],
             tl.int32,

@@ -20,48 +20,79 @@ from epicycle.engine.kernels.triton_common import next_power
 
 @dataclass(frozen=True, slots=True)
 class WorkList:
-    """`items` [most, 2] int32 (owner, piece), `total` [1] int32 entries in use, `most` the bound the host knows."""
+    """`items` [most, 2] int32 (owner, piece), `total` [1] int32 entries in use, `piece` [1] int32 length of a piece,
+    `most` the bound the host knows."""
 
     items: Tensor
     total: Tensor
+    piece: Tensor
     most: int
 
 
-@triton.jit(do_not_specialize=["owners", "capacity"])
-def work_kernel(sizes_ptr, items_ptr, total_ptr, owners, capacity, PIECE: tl.constexpr, OWNERS: tl.constexpr):
-    """Grid (owners). sizes [owners] int32; an owner of size 0 or less has no entry."""
+MOST_RUN = 32  # pieces of one run, at most
+
+
+@triton.jit(do_not_specialize=["owners", "capacity", "piece", "wanted"])
+def work_kernel(
+    sizes_ptr, items_ptr, total_ptr, piece_ptr, owners, capacity, piece, wanted, OWNERS: tl.constexpr,
+    MOST_RUN: tl.constexpr,
+):  # fmt: skip
+    """Grid (owners). sizes [owners] int32; an owner of size 0 or less has no entry.
+
+    While at least `wanted` pieces remain, pieces double, up to MOST_RUN times their length.
+    """
     owner = tl.program_id(0)
     index = tl.arange(0, OWNERS)
-    pieces = (tl.maximum(tl.load(sizes_ptr + index, mask=index < owners, other=0), 0) + PIECE - 1) // PIECE
+    sizes = tl.maximum(tl.load(sizes_ptr + index, mask=index < owners, other=0), 0)
+    all_pieces = tl.sum((sizes + piece - 1) // piece, axis=0)
+    run = 1
+    while (run < MOST_RUN) & (all_pieces >= 2 * run * wanted):
+        run *= 2
+    length = piece * run
+    pieces = (sizes + length - 1) // length
     first = tl.sum(tl.where(index < owner, pieces, 0), axis=0)
     mine = tl.sum(tl.where(index == owner, pieces, 0), axis=0)
     if owner == 0:
         tl.store(total_ptr, tl.minimum(tl.sum(pieces, axis=0), capacity))
+        tl.store(piece_ptr, length)
     for start in range(0, mine, 128):
-        piece = start + tl.arange(0, 128)
-        at = first + piece
-        mask = (piece < mine) & (at < capacity)
+        part = start + tl.arange(0, 128)
+        at = first + part
+        mask = (part < mine) & (at < capacity)
         tl.store(items_ptr + 2 * at, tl.zeros((128,), tl.int32) + owner, mask=mask)
-        tl.store(items_ptr + 2 * at + 1, piece, mask=mask)
+        tl.store(items_ptr + 2 * at + 1, part, mask=mask)
 
 
 def allocate_work(capacity: int, device: torch.device) -> WorkList:
-    """A list that `fill_work` may fill again and again."""
+    """A list that may be filled again and again."""
     items = torch.zeros(capacity, 2, dtype=torch.int32, device=device)
-    return WorkList(items, torch.zeros(1, dtype=torch.int32, device=device), capacity)
+    total, piece = (torch.zeros(1, dtype=torch.int32, device=device) for _ in range(2))
+    return WorkList(items, total, piece, capacity)
 
 
 def fill_work(work: WorkList, sizes: Tensor, piece: int) -> None:
     """Cut `sizes` [owners] int32 in pieces. The caller sees to it that they fit; entries beyond are cut off."""
+    _fill(work, sizes, piece, wanted=1, most_run=1)
+
+
+def fill_runs(work: WorkList, sizes: Tensor, piece: int, wanted: int) -> None:
+    """As `fill_work` with the longest pieces, `piece` doubled up to MOST_RUN times, that leave `wanted` entries."""
+    _fill(work, sizes, piece, wanted=max(1, wanted), most_run=MOST_RUN)
+
+
+def _fill(work: WorkList, sizes: Tensor, piece: int, wanted: int, most_run: int) -> None:
     owners = sizes.shape[0]
     work_kernel[(owners,)](
         sizes,
         work.items,
         work.total,
+        work.piece,
         owners,
         work.most,
-        PIECE=piece,
+        piece,
+        wanted,
         OWNERS=max(16, next_power(owners)),
+        MOST_RUN=most_run,
         enable_fp_fusion=True,
         num_warps=4,
     )

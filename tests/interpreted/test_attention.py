@@ -33,17 +33,19 @@ def decode_case(heads: int, kv_heads: int, width: int, pairs: bool) -> tuple[Pag
     return pool, rows, pool.turning(pairs), qkv
 
 
-def work_of(rows: RowAddresses) -> WorkList:
+def work_of(rows: RowAddresses, run: int) -> WorkList:
     work = allocate_work(20, CPU)
-    fill_work(work, torch.where(rows.slots >= 0, rows.positions + 1, 0).int(), PIECE)
+    fill_work(work, torch.where(rows.slots >= 0, rows.positions + 1, 0).int(), run)
     return work
 
 
-def decode(pool: Paged, rows: RowAddresses, q: Tensor, turning: Turning | None = None) -> Tensor:
-    scratch = allocate_scratch(20, len(rows.slots), pool.heads, pool.kv_heads, pool.width, CPU)
+def decode(
+    pool: Paged, rows: RowAddresses, q: Tensor, turning: Turning | None = None, run: int = PIECE, tile: int = 16
+) -> Tensor:
+    scratch = allocate_scratch(40, len(rows.slots), pool.heads, pool.kv_heads, pool.width, CPU)
     out = torch.zeros(len(rows.slots), pool.heads * pool.width, dtype=q.dtype)
-    common = (q, pool.heads, rows, work_of(rows), scratch, pool.k, pool.v, LAYER)
-    decode_attention(*common, turning=turning, out=out, piece=PIECE, tile=16)
+    common = (q, pool.heads, rows, work_of(rows, run), scratch, pool.k, pool.v, LAYER)
+    decode_attention(*common, turning=turning, out=out, piece=PIECE, tile=tile)
     assert not bool(scratch.tickets.any())
     return out
 
@@ -76,6 +78,12 @@ def test_rotation_inside_attention_changes_no_bit(heads: int, kv_heads: int, wid
     expected = decode(pool, rows, q)
     assert torch.equal(expected, decode(other, rows, qkv, turning))
     assert equal(pool.k, other.k) and equal(pool.v, other.v)
+
+
+@pytest.mark.parametrize("run", [2 * PIECE, 4 * PIECE])
+def test_the_length_of_a_run_changes_no_bit(run: int) -> None:
+    pool, rows, turning, qkv = decode_case(6, 2, 16, False)
+    assert torch.equal(decode(pool, rows, qkv, turning), decode(pool, rows, qkv, turning, run))
 
 
 def test_a_decode_row_alone_has_the_bits_it_has_in_company() -> None:

@@ -11,9 +11,11 @@ from epicycle.engine.kernels.ladder import GemmConfig
 from tests.fakes.paged import relative_error
 
 STREAM = GemmConfig("stream", 16, 32, 64, 4, 3)
+SHARED = GemmConfig("stream", 16, 32, 64, 4, 3, shares=4)
 TILE = GemmConfig("tile", 64, 32, 64, 4, 3)
 SHAPES = ((1, 256, 64), (5, 160, 96), (33, 528, 80))
 CASES = [(STREAM, "plain", 1), (STREAM, "plain", 4), (STREAM, "pair", 1), (STREAM, "float", 1), (STREAM, "parts", 4)]
+CASES += [(SHARED, "plain", 1), (SHARED, "pair", 1), (SHARED, "parts", 4)]
 CASES += [(TILE, "plain", 1), (TILE, "plain", 4), (TILE, "pair", 1)]
 
 
@@ -23,7 +25,7 @@ def inputs(rows: int, width: int, outputs: int, dtype: torch.dtype) -> tuple[Ten
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
-@pytest.mark.parametrize(("config", "epilogue", "chunks"), CASES, ids=[f"{c.kernel}-{e}-{n}" for c, e, n in CASES])
+@pytest.mark.parametrize(("config", "epilogue", "chunks"), CASES, ids=[f"{c.key}-{e}-{n}" for c, e, n in CASES])
 def test_products_err_at_most_twice_as_much_as_plain_torch(
     config: GemmConfig, epilogue: str, chunks: int, dtype: torch.dtype
 ) -> None:

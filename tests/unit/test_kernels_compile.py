@@ -38,10 +38,17 @@ MODELS += [pytest.param(48, 8, 128, False, id="nanbeige")]
 def stream(config: GemmConfig, epilogue: str, chunks: int, path: Path) -> Compiled:
     sizes = dict.fromkeys(("N16", "K16", "x_stride16", "w_stride16", "y_stride16", "part_stride16", "chunk16"), N)
     pointers = {"x_ptr": H, "w_ptr": H, "bias_ptr": H, "rows_ptr": I, "count_ptr": I, "M": N}
-    pointers |= {"ahead_ptr": H, "ahead_bytes": N}
+    pointers |= {"ahead_ptr": H, "ahead_bytes": N, "tile_height": N}
     pointers["y_ptr"] = F if epilogue in ("float", "parts") else H
     blocks = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k}
-    flags = {"MASK_K": True, "HAS_AHEAD": True, "HAS_BIAS": False, "HAS_ROWS": False, "HAS_COUNT": False}
+    flags = {
+        "MASK_K": True,
+        "MASK_N": True,
+        "HAS_AHEAD": True,
+        "HAS_BIAS": False,
+        "HAS_ROWS": False,
+        "HAS_COUNT": False,
+    }
     constants = {**blocks, **flags, "CHUNKS": chunks, "EPILOGUE": gemm_triton.EPILOGUES[epilogue], "DTYPE": tl.bfloat16}
     launch = {"num_warps": config.warps, "num_stages": config.stages}
     return compiled(gemm_triton.stream_kernel, {**pointers, **sizes}, constants, path, **launch)
@@ -89,13 +96,13 @@ def test_decode_attention_keeps_everything_in_registers(
     turn = F if pairs else H
     pointers = dict.fromkeys(("q_ptr", "k_pool_ptr", "v_pool_ptr", "out_ptr", "bias_ptr"), H)
     pointers |= {"sums_ptr": F, "stats_ptr": F, "cos_ptr": turn, "sin_ptr": turn, "plane_slots_ptr": I}
-    pointers |= dict.fromkeys(("tickets_ptr", "items_ptr", "total_ptr"), I)
+    pointers |= dict.fromkeys(("tickets_ptr", "items_ptr", "total_ptr", "run_ptr"), I)
     pointers["ahead_ptr"] = H
     sizes = {"q_stride16": N, "out_stride16": N, "turn_stride16": N, "layer": N, "scale": "fp32"}
-    sizes |= {"piece_tokens": N, "ahead_bytes": N}
+    sizes |= {"ahead_bytes": N}
     constants = {"HEADS": heads, "KV_HEADS": kv_heads, "HEAD_DIM": width, "BLOCK_D": 128, "BLOCK_G": 16}
     constants["HAS_AHEAD"] = True
-    constants |= {"BLOCK_T": decode_attention_triton.TILE}
+    constants |= {"BLOCK_T": decode_attention_triton.TILE, "PIECE_T": decode_attention_triton.PIECE}
     flags: dict[str, Any] = {"PAGE_TOKENS": 16, "FUSED": True, "PAIRS": pairs, "HAS_BIAS": pairs, "DTYPE": tl.bfloat16}
     config = decode_attention_triton.DecodeConfig()
     found = compiled(
@@ -103,7 +110,7 @@ def test_decode_attention_keeps_everything_in_registers(
         {**pointers, **sizes, **ROWS},
         {**constants, **flags},
         tmp_path,
-        num_warps=config.warps,
+        num_warps=decode_attention_triton.WARPS,
         num_stages=config.stages,
     )
     assert (0, 0) == (found.stack_bytes, found.spills)
@@ -193,8 +200,9 @@ def _silu() -> tuple[Any, dict[str, str], dict[str, Any]]:
 
 
 def _work() -> tuple[Any, dict[str, str], dict[str, Any]]:
-    arguments = {"sizes_ptr": I, "items_ptr": I, "total_ptr": I, "owners": N, "capacity": N}
-    return work_triton.work_kernel, arguments, {"PIECE": 256, "OWNERS": 128}
+    arguments = {"sizes_ptr": I, "items_ptr": I, "total_ptr": I, "piece_ptr": I, "owners": N, "capacity": N}
+    arguments |= {"piece": N, "wanted": N}
+    return work_triton.work_kernel, arguments, {"MOST_RUN": 32, "OWNERS": 128}
 
 
 SMALL = [_norm, _gate, _rope_kv, _rope, _exit, _fill, _noise, _argmax, _silu, _work]

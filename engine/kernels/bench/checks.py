@@ -115,21 +115,21 @@ def check_norms(shape: Shape) -> Report:
     return report
 
 
-def check_decode(shape: Shape, piece: int) -> Report:
+def check_decode(shape: Shape, run: int) -> Report:
     """Against float32, fused against separate, and every row alone against the batch; pages beyond lengths poisoned."""
     lengths = [1, 2, 15, 16, 17, 63, 64, 65, 200, 256, 257, 700, 1025, 3000]
     pool = make_pool(shape, len(lengths) * 188, 2)  # as many pages as all windows have: none is shared
     turning = make_turning(shape, 4096)
-    batch = decode_batch(shape, pool, lengths, piece)
+    batch = decode_batch(shape, pool, lengths, run)
     _poison_beyond(pool.v, batch.rows, lengths, 1)
     qkv = torch.randn(len(lengths), (shape.heads + 2 * shape.kv_heads) * shape.head_dim, device="cuda").bfloat16()
     fused_k, fused_v = pool.k.clone(), pool.v.clone()
     common = (shape.heads, batch.rows, batch.work, batch.scratch)
-    fused = decode_attention(qkv, *common, fused_k, fused_v, 1, turning=turning, piece=piece)
+    fused = decode_attention(qkv, *common, fused_k, fused_v, 1, turning=turning)
     plain_k, plain_v = pool.k.clone(), pool.v.clone()
     plain_q = plain_rope_kv(qkv, shape.heads, turning, batch.rows, plain_k, plain_v, 1)
     q = rope_kv(qkv, shape.heads, turning, batch.rows, pool.k, pool.v, 1)
-    out = decode_attention(q, *common, pool.k, pool.v, 1, piece=piece)
+    out = decode_attention(q, *common, pool.k, pool.v, 1)
     plain = plain_decode_attention(q, shape.heads, batch.rows, pool.k, pool.v, 1)
     exact = plain_decode_attention(q.float(), shape.heads, batch.rows, pool.k.float(), pool.v.float(), 1)
     report = within_twice(out, plain, exact)
@@ -139,10 +139,10 @@ def check_decode(shape: Shape, piece: int) -> Report:
     report["tickets_zero"] = int(batch.scratch.tickets.abs().sum()) == 0
     alone = []
     for row, length in enumerate(lengths):
-        one = decode_batch(shape, pool, [length], piece)
+        one = decode_batch(shape, pool, [length], run)
         rows = _one_row(batch.rows, row)
         own = (shape.heads, rows, one.work, one.scratch, pool.k, pool.v, 1)
-        alone.append(decode_attention(q[row : row + 1], *own, piece=piece))
+        alone.append(decode_attention(q[row : row + 1], *own))
     report["alone_equal"] = torch.equal(torch.cat(alone), out)
     names = ("ok", "fused_equal", "tickets_zero", "alone_equal")
     report["ok"] = all(bool(report[name]) for name in names)

@@ -162,9 +162,7 @@ def no_attention(shape: Shape, rows: int) -> Attend:
     return lambda qkv, layer, ahead: qkv[:, :width]
 
 
-def fused_decode(
-    shape: Shape, pool: Pool, batch: DecodeBatch, turning: Turning, piece: int, config: DecodeConfig
-) -> Attend:
+def fused_decode(shape: Shape, pool: Pool, batch: DecodeBatch, turning: Turning, config: DecodeConfig) -> Attend:
     """Rotation, KV write and attention in one kernel."""
     rows = batch.rows.slots.shape[0]
     out = torch.empty(rows, shape.heads * shape.head_dim, dtype=torch.bfloat16, device="cuda")
@@ -173,15 +171,13 @@ def fused_decode(
         at = layer % pool.slots_per_page
         return decode_attention(
             qkv, shape.heads, batch.rows, batch.work, batch.scratch, pool.k, pool.v, at,
-            turning=turning, out=out, piece=piece, config=config, ahead=ahead,
+            turning=turning, out=out, config=config, ahead=ahead,
         )  # fmt: skip
 
     return attend
 
 
-def separate_decode(
-    shape: Shape, pool: Pool, batch: DecodeBatch, turning: Turning, piece: int, config: DecodeConfig
-) -> Attend:
+def separate_decode(shape: Shape, pool: Pool, batch: DecodeBatch, turning: Turning, config: DecodeConfig) -> Attend:
     """Rotation and KV write in a kernel of their own, then attention."""
     rows = batch.rows.slots.shape[0]
     q, out = (torch.empty(rows, shape.heads * shape.head_dim, dtype=torch.bfloat16, device="cuda") for _ in range(2))
@@ -191,7 +187,7 @@ def separate_decode(
         rope_kv(qkv, shape.heads, turning, batch.rows, pool.k, pool.v, at, out=q)
         return decode_attention(
             q, shape.heads, batch.rows, batch.work, batch.scratch, pool.k, pool.v, at,
-            out=out, piece=piece, config=config, ahead=ahead,
+            out=out, config=config, ahead=ahead,
         )  # fmt: skip
 
     return attend

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from epicycle.engine.kernels.bench.shapes import Shape
-from epicycle.engine.kernels.decode_attention_triton import DecodeScratch, allocate_scratch
+from epicycle.engine.kernels.decode_attention_triton import PIECE, DecodeScratch, allocate_scratch, list_runs
 from epicycle.engine.kernels.prompt_attention_triton import PromptChunks
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning
 from epicycle.engine.kernels.work_triton import WorkList, allocate_work, fill_work
@@ -51,13 +51,16 @@ class DecodeBatch:
     scratch: DecodeScratch
 
 
-def decode_batch(shape: Shape, pool: Pool, lengths: Sequence[int], piece: int) -> DecodeBatch:
-    """One row for each request of `lengths` tokens (the row's own included)."""
+def decode_batch(shape: Shape, pool: Pool, lengths: Sequence[int], run: int) -> DecodeBatch:
+    """One row for each request of `lengths` tokens (the row's own included), in runs of `run`; 0 for what suits."""
     count = len(lengths)
     rows = make_rows(pool, range(count), [length - 1 for length in lengths], count, max(lengths))
-    entries = sum(-(-length // piece) for length in lengths)
-    work = allocate_work(entries, torch.device("cuda"))
-    fill_work(work, torch.tensor(lengths, dtype=torch.int32, device="cuda"), piece)
+    entries = sum(-(-length // PIECE) for length in lengths)
+    work, sizes = allocate_work(entries, torch.device("cuda")), torch.tensor(lengths, dtype=torch.int32, device="cuda")
+    if run:
+        fill_work(work, sizes, run)
+    else:
+        list_runs(work, sizes, shape.kv_heads)
     scratch = allocate_scratch(entries, count, shape.heads, shape.kv_heads, shape.head_dim, torch.device("cuda"))
     return DecodeBatch(rows, work, scratch)
 

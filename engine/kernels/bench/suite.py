@@ -33,23 +33,16 @@ from epicycle.engine.kernels.bench.timing import ceilings, copies_of, graph_us, 
 from epicycle.engine.kernels.decode_attention_triton import DecodeConfig, decode_attention
 from epicycle.engine.kernels.gemm_triton import chunk_length, run_product, stored_as
 from epicycle.engine.kernels.ladder import LIBRARY, GemmConfig, Product, candidates, sure
-from epicycle.engine.kernels.prompt_attention_triton import PromptConfig, prompt_attention
+from epicycle.engine.kernels.prompt_attention_triton import QUERY_TILE, PromptConfig, prompt_attention
 from epicycle.engine.kernels.rope_kv_triton import rope_kv
 from epicycle.engine.kernels.triton_common import Ahead
 
-DECODE_CONFIGS = (  # tile, then how it runs
-    (64, DecodeConfig(4, 3, 3)),
-    (64, DecodeConfig(4, 2, 4)),
-    (32, DecodeConfig(4, 4, 4)),
-    (32, DecodeConfig(2, 4, 6)),
-    (128, DecodeConfig(4, 2, 2)),
-)
-PROMPT_CONFIGS = (  # query tile, tile, then how it runs
-    (128, 64, PromptConfig(8, 2)),
-    (128, 64, PromptConfig(8, 3)),
-    (64, 64, PromptConfig(4, 2)),
-    (64, 64, PromptConfig(4, 3)),
-    (128, 128, PromptConfig(8, 2)),
+DECODE_CONFIGS = (DecodeConfig(2, 4, 128), DecodeConfig(2, 3, 168), DecodeConfig(3, 2, None))
+PROMPT_CONFIGS = (  # query tile, then how it runs
+    (64, PromptConfig(4, 3)),
+    (64, PromptConfig(4, 2)),
+    (128, PromptConfig(8, 3)),
+    (128, PromptConfig(8, 2)),
 )
 ROWS = (1, 8, 16, 32, 64, 128, 256, 512, 2048)
 WARMERS = 10
@@ -127,8 +120,8 @@ class Bench:
             flush=True,
         )
 
-    def time_decode(self, shape: Shape, lengths: list[int], pieces: tuple[int, ...]) -> dict[str, float]:
-        """One layer's decode attention, over pieces, settings and both forms."""
+    def time_decode(self, shape: Shape, lengths: list[int], runs: tuple[int, ...] = (0, 1024)) -> dict[str, float]:
+        """One layer's decode attention, over lengths of runs (0: what suits) and settings."""
         pool = make_pool(shape, sum(-(-length // 16) for length in lengths), shape.layers)
         turning = make_turning(shape, max(lengths) + 16)
         rows, width = len(lengths), shape.heads * shape.head_dim
@@ -136,18 +129,16 @@ class Bench:
         out = torch.empty(rows, width, dtype=torch.bfloat16, device="cuda")
         bytes_read = 2 * 2 * sum(lengths) * shape.kv_heads * shape.head_dim
         times: dict[str, float] = {}
-        for piece in pieces:
-            batch = decode_batch(shape, pool, lengths, piece)
+        for run in runs:
+            batch = decode_batch(shape, pool, lengths, run)
             common = (qkv, shape.heads, batch.rows, batch.work, batch.scratch, pool.k, pool.v)
-            for tile, config in DECODE_CONFIGS:
-                key = f"piece{piece} tile{tile} w{config.warps}s{config.stages}x{config.programs_per_sm}"
+            for config in DECODE_CONFIGS:
+                key = f"run{run} s{config.stages}x{config.programs_per_sm}r{config.registers}"
                 one = partial(
                     decode_attention,
                     *common,
                     turning=turning,
                     out=out,
-                    piece=piece,
-                    tile=min(tile, piece),
                     config=config,
                 )
                 times[key] = graph_us([partial(one, layer=layer) for layer in range(shape.layers)])
@@ -166,7 +157,7 @@ class Bench:
         pairs = sum(count * first + count * (count + 1) / 2 for first, count in chunks)
         work_flop = 4 * pairs * shape.heads * shape.head_dim
         times: dict[str, float] = {}
-        for query, tile, config in PROMPT_CONFIGS:
+        for query, config in PROMPT_CONFIGS:
             at, packed = prompt_batch(pool, chunks, query)
             one = partial(
                 prompt_attention,
@@ -176,10 +167,9 @@ class Bench:
                 packed,
                 pool.k,
                 pool.v,
-                tile=tile,
                 config=config,
             )
-            times[f"q{query} t{tile} w{config.warps}s{config.stages}"] = graph_us(
+            times[f"q{query} w{config.warps}s{config.stages}"] = graph_us(
                 [partial(one, layer=layer) for layer in range(4)]
             )
         best = min(times, key=lambda key: times[key])
@@ -198,22 +188,19 @@ class Bench:
         pool = make_pool(shape, pages, shape.layers)
         for rows, context in decode:
             floor = shape.layers * layer_floor_us(shape, rows, context)
-            for piece in (128, 256):
-                batch = decode_batch(shape, pool, [context] * rows, piece)
-                config = DecodeConfig()
-                forms: dict[str, Attend] = {
-                    "fused": fused_decode(shape, pool, batch, turning, piece, config),
-                    "separate": separate_decode(shape, pool, batch, turning, piece, config),
-                }
-                for form, attend in forms.items():
-                    for fetches in FETCHES if rows <= 32 else FETCHES[:1]:
-                        name = f"{shape.name} loop {rows} x {context} piece {piece} {form}, fetches {fetches}"
-                        loop = Loop(core, rows, self.pick, attend, fetches)
-                        found[name] = self._time_loop(name, loop, floor)
+            batch = decode_batch(shape, pool, [context] * rows, 0)
+            forms: dict[str, Attend] = {
+                "fused": fused_decode(shape, pool, batch, turning, DecodeConfig()),
+                "separate": separate_decode(shape, pool, batch, turning, DecodeConfig()),
+            }
+            for form, attend in forms.items():
+                for fetches in FETCHES if rows == 1 else FETCHES[:1]:
+                    name = f"{shape.name} loop {rows} x {context} {form}, fetches {fetches}"
+                    found[name] = self._time_loop(name, Loop(core, rows, self.pick, attend, fetches), floor)
             name = f"{shape.name} loop {rows} without attention"
             found[name] = self._time_loop(name, Loop(core, rows, self.pick, no_attention(shape, rows)), floor)
         for count in prompts:
-            at, chunks = prompt_batch(pool, [(0, count)], 128)
+            at, chunks = prompt_batch(pool, [(0, count)], QUERY_TILE)
             name = f"{shape.name} loop of a {count}-token prompt"
             floor = shape.layers * layer_floor_us(shape, count, 0)
             found[name] = self._time_loop(
@@ -243,9 +230,9 @@ class Bench:
             for kind in shape.products():
                 found[kind.name] = self.check(kind.name, partial(checks.check_product, kind))
             found[f"{shape.name}.norms"] = self.check(f"{shape.name}.norms", partial(checks.check_norms, shape))
-            for piece in (128, 256):
-                name = f"{shape.name}.decode.{piece}"
-                found[name] = self.check(name, partial(checks.check_decode, shape, piece))
+            for run in (0, 128, 1024):
+                name = f"{shape.name}.decode.{run}"
+                found[name] = self.check(name, partial(checks.check_decode, shape, run))
             found[f"{shape.name}.prompt"] = self.check(f"{shape.name}.prompt", partial(checks.check_prompt, shape))
         found["far addresses"] = self.check("far addresses", checks.check_far_addresses)
         return found
@@ -285,29 +272,29 @@ def attention_units() -> list[Callable[[], object]]:
     """The attention kernels in every form that is timed or checked."""
     units: list[Callable[[], object]] = []
     for shape in SHAPES.values():
-        units += [partial(_decode_small, shape, tile, config, None) for tile, config in DECODE_CONFIGS]
-        units += [partial(_decode_small, shape, 64, DecodeConfig(), form) for form in ("ahead", "separate", "both")]
+        units += [partial(_decode_small, shape, config, None) for config in DECODE_CONFIGS]
+        units += [partial(_decode_small, shape, DecodeConfig(), form) for form in ("ahead", "separate", "both")]
         units += [partial(_prompt_small, shape, *settings) for settings in PROMPT_CONFIGS]
     return units
 
 
-def _decode_small(shape: Shape, tile: int, config: DecodeConfig, form: str | None) -> None:
+def _decode_small(shape: Shape, config: DecodeConfig, form: str | None) -> None:
     pool, is_separate = make_pool(shape, 8, 1), form in ("separate", "both")
-    batch, turning = decode_batch(shape, pool, [40, 40], 256), make_turning(shape, 64)
+    batch, turning = decode_batch(shape, pool, [40, 40], 0), make_turning(shape, 64)
     qkv = torch.zeros(2, (shape.heads + 2 * shape.kv_heads) * shape.head_dim, dtype=torch.bfloat16, device="cuda")
     q = rope_kv(qkv, shape.heads, turning, batch.rows, pool.k, pool.v, 0)
     decode_attention(
         q if is_separate else qkv, shape.heads, batch.rows, batch.work, batch.scratch, pool.k, pool.v, 0,
-        turning=None if is_separate else turning, tile=tile, config=config,
+        turning=None if is_separate else turning, config=config,
         ahead=Ahead(qkv) if form in ("ahead", "both") else None,
     )  # fmt: skip
 
 
-def _prompt_small(shape: Shape, query: int, tile: int, config: PromptConfig) -> None:
+def _prompt_small(shape: Shape, query: int, config: PromptConfig) -> None:
     pool = make_pool(shape, 8, 1)
     rows, packed = prompt_batch(pool, [(0, 16)], query)
     q = torch.zeros(16, shape.heads * shape.head_dim, dtype=torch.bfloat16, device="cuda")
-    prompt_attention(q, shape.heads, rows, packed, pool.k, pool.v, 0, tile=tile, config=config)
+    prompt_attention(q, shape.heads, rows, packed, pool.k, pool.v, 0, config=config)
 
 
 def warm(index: int, of: int) -> None:
@@ -341,13 +328,13 @@ def run_checks(bench: Bench) -> None:
 
 def run_ouro(bench: Bench) -> None:
     bench.section("products", partial(bench.time_products, OURO, ROWS), 40)
-    bench.section("decode 1", partial(bench.time_decode, OURO, [1024], (64, 128, 256)), 10)
+    bench.section("decode 1", partial(bench.time_decode, OURO, [1024]), 10)
     bench.section(
         "loops", partial(bench.time_loops, OURO, ((1, 1024), (8, 1024), (32, 1024), (128, 1024)), (512, 2048)), 30
     )
-    bench.section("decode 32", partial(bench.time_decode, OURO, [1024] * 32, (128, 256)), 10)
-    bench.section("decode 128", partial(bench.time_decode, OURO, [1024] * 128, (128, 256)), 10)
-    bench.section("decode long", partial(bench.time_decode, OURO, [16384] * 8, (128, 256)), 10)
+    bench.section("decode 32", partial(bench.time_decode, OURO, [1024] * 32), 10)
+    bench.section("decode 128", partial(bench.time_decode, OURO, [1024] * 128), 10)
+    bench.section("decode long", partial(bench.time_decode, OURO, [16384] * 8), 10)
     bench.section("prompt 2048", partial(bench.time_prompt, OURO, [(0, 2048)]), 10)
     bench.section("prompt 512 at 16K", partial(bench.time_prompt, OURO, [(15872, 512)]), 10)
     bench.section("prompt packed", partial(bench.time_prompt, OURO, [(512, 128)] * 4), 10)
@@ -356,7 +343,7 @@ def run_ouro(bench: Bench) -> None:
 def run_huginn(bench: Bench) -> None:
     bench.section("products", partial(bench.time_products, HUGINN, ROWS), 60)
     bench.section("loops", partial(bench.time_loops, HUGINN, ((1, 512), (8, 512), (64, 512)), (512,)), 30)
-    bench.section("decode 64", partial(bench.time_decode, HUGINN, [512] * 64, (128, 256)), 10)
+    bench.section("decode 64", partial(bench.time_decode, HUGINN, [512] * 64), 10)
 
 
 PARTS: dict[str, Callable[[Bench], None]] = {"ouro": run_ouro, "checks": run_checks, "huginn": run_huginn}
