@@ -20,7 +20,8 @@ from epicycle.engine.outbox import Outbox, StepOutput
 from epicycle.engine.pool import KvPool
 from epicycle.engine.route import Chunk, PromptQueue, Resident, TickWork
 from epicycle.engine.slots import SlotTable, sampling_params
-from epicycle.engine.tick import ANY_NUMBER, PromptScores, Samples, Tick, Ticket, TickResult
+from epicycle.engine.tick import PromptScores, Samples, Tick, Ticket, TickResult
+from epicycle.engine.tick_planner import TickPlanner
 from epicycle.engine.upload import upload
 from epicycle.transport.wire.columns import F32, I32, pack, unpack_list
 from epicycle.transport.wire.output import Fin, PrefixHit, PromptLogprobs
@@ -29,7 +30,6 @@ from epicycle.transport.wire.plan import Evict, Grow, Join, Plan
 WAIT_STEP_S = 2e-5  # between two looks at a tick that isn't complete
 WAIT_S = 0.25  # the longest wait of one call of `tick`
 LOST_TICK_S = 120.0  # a tick that isn't complete after so long never will be
-DECODE_ROWS_OF_A_CHUNK = 16  # a chunk of the default size takes at most twice as long as so many
 POOL_WARNING = "the KV pool ran dry: output ends early; serve with more KV memory or fewer slots"
 
 
@@ -83,7 +83,8 @@ class Pump:
         self._leaving: deque[tuple[int, int, int]] = deque()  # (ticks to wait for, slot, gen)
         self._residents: dict[int, Resident] = {}
         self._last_gens: dict[int, int] = {}  # by slot
-        self._prompts = PromptQueue(chunk_tokens, pool.facts.serial_prompts, tick.most_chunks)
+        self._prompts = PromptQueue(pool.facts.serial_prompts, tick.most_chunks)
+        self._planner = TickPlanner(tick, self._prompts, loops, chunk_tokens)
         self._out = Outbox(epoch)
         self.counters = self._out.counters
 
@@ -100,7 +101,7 @@ class Pump:
             self._grow(grow)
         for join in plan.joins:
             self._join(join)
-        self._prompts.chunk_tokens = plan.knobs.prompt_chunk_tokens or self._prompts.chunk_tokens
+        self._planner.ordered_rows = plan.knobs.prompt_chunk_tokens or self._planner.ordered_rows
         self._out.plan_seq = plan.seq
         self._out.is_report_due = True
 
@@ -128,7 +129,7 @@ class Pump:
         self._harvest_complete()
         if len(self._flight) >= self._run_ahead_ticks and not self._wait():
             return
-        work = self._next_work()
+        work = self._planner.next_work(self._runnable())
         if work.decode or work.chunks:
             self._launch(work)
             self._harvest_complete()
@@ -155,38 +156,6 @@ class Pump:
 
     def _runnable(self) -> list[Resident]:
         return [row for row in self._residents.values() if row.may_run]
-
-    def _next_work(self) -> TickWork:
-        decode, may_start, loops = self._runnable(), True, 1
-        if self._tick.takes_whole_tokens and self._has_one_depth(decode):
-            decode, may_start = self._keep_step(decode)
-            loops = self._loops if may_start and decode and decode[0].max_loops == self._loops else 1
-        chunks = self._prompts.take(self._budget_rows(len(decode)), may_start=may_start)
-        return TickWork(decode, chunks, 1 if chunks else loops)
-
-    def _budget_rows(self, decode_rows: int) -> int:
-        """Prompt rows of one tick: as many as it takes while more requests wait for their prompts than decode; then in
-        proportion to the decode rows, whose tokens they hold up."""
-        most_rows, chunk_tokens = self._tick.most_prompt_rows, self._prompts.chunk_tokens
-        if most_rows == ANY_NUMBER or chunk_tokens >= most_rows:
-            return min(chunk_tokens, most_rows)
-        if decode_rows < self._prompts.waiting:
-            return most_rows
-        share = 1 + decode_rows // DECODE_ROWS_OF_A_CHUNK
-        return min(most_rows, chunk_tokens << (share.bit_length() - 1))  # doubled, as the rungs of the ladder are
-
-    def _has_one_depth(self, decode: list[Resident]) -> bool:
-        return all(row.is_fixed_depth and row.max_loops == decode[0].max_loops for row in decode)
-
-    def _keep_step(self, decode: list[Resident]) -> tuple[list[Resident], bool]:
-        """Rows of one fixed depth start their tokens together: those ahead wait, and prompts start when tokens do.
-
-        Returns the rows that run now, and whether a token and a prompt may start.
-        """
-        if len({row.planned_loops for row in decode}) > 1:
-            decode = [row for row in decode if row.planned_loops]
-        is_boundary = all(row.planned_loops == 0 for row in decode)
-        return decode, is_boundary and not self._prompts.is_under_way
 
     def _launch(self, work: TickWork) -> None:
         """Launch, and bring up to date what the launch alone decides: prompts, and the plans of rows of fixed depth."""

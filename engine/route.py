@@ -117,8 +117,7 @@ class PromptQueue:
     `is_serial`: the layout overwrites planes, so a chunk is one row and the next waits for its last loop.
     """
 
-    def __init__(self, chunk_tokens: int, is_serial: bool, most_chunks: int) -> None:
-        self.chunk_tokens = chunk_tokens
+    def __init__(self, is_serial: bool, most_chunks: int) -> None:
         self._is_serial = is_serial
         self._most_chunks = most_chunks
         self._waiting: dict[int, Resident] = {}  # by slot, in order of arrival

@@ -9,10 +9,12 @@ from epicycle.engine.engine import Engine
 from epicycle.engine.errors import EngineError
 from epicycle.engine.graph_runner import Part
 from epicycle.engine.graphs import MOST_GRAPHS, parts_of
-from epicycle.engine.route import Chunk, Resident, TickWork
+from epicycle.engine.route import Chunk, PromptQueue, Resident, TickWork
 from epicycle.engine.setup import memory_errors
 from epicycle.engine.slots import sampling_params
+from epicycle.engine.tick import Ticket
 from epicycle.engine.tick_inputs import Ladder, TickInputs, TickShape
+from epicycle.engine.tick_planner import TickPlanner
 from epicycle.transport.wire.columns import I32, pack
 from epicycle.transport.wire.plan import Join
 from epicycle.transport.wire.request import LoopBounds, Sampling
@@ -33,7 +35,7 @@ def resident(slot: int, prompt_tokens: int) -> Resident:
         gen=1,
         prompt=pack(I32, range(prompt_tokens)),
         pages=b"",
-        limit_tokens=99,
+        limit_tokens=3000,
         sampling=FIXED,
         loops=LoopBounds(),
     )
@@ -41,7 +43,7 @@ def resident(slot: int, prompt_tokens: int) -> Resident:
         join=join,
         params=sampling_params(FIXED),
         prompt_tokens=prompt_tokens,
-        limit_tokens=99,
+        limit_tokens=3000,
         pages=[],
         joined_s=0.0,
         written_tokens=0,
@@ -146,3 +148,43 @@ def test_what_has_no_memory_is_named_with_the_knobs() -> None:
     ):
         raise torch.OutOfMemoryError("tried to allocate 2 GiB")
     assert "out_of_memory" == caught.value.code
+
+
+class TestBudget:
+    """A tick of a GPU takes up to 2,048 prompt rows; 512 are the default beside decode rows."""
+
+    @pytest.mark.parametrize(
+        ("decode", "waiting", "ordered", "rows"),
+        [
+            (0, 1, 0, 2048),
+            (1, 2, 0, 2048),
+            (2, 1, 0, 512),
+            (20, 3, 0, 1024),
+            (40, 1, 0, 1024),
+            (100, 1, 0, 2048),
+            (100, 1, 64, 64),
+            (0, 9, 17, 17),
+        ],
+    )
+    def test_prompt_rows_of_a_tick(self, decode: int, waiting: int, ordered: int, rows: int) -> None:
+        prompts = PromptQueue(is_serial=False, most_chunks=32)
+        for slot in range(waiting):
+            prompts.add(resident(slot, 3000))
+        planner = TickPlanner(WideTick(), prompts, LOOPS, chunk_tokens=512)
+        planner.ordered_rows = ordered
+        decoding = [resident(100 + number, 4) for number in range(decode)]
+        assert rows == planner.next_work(decoding).prompt_rows
+
+
+class WideTick:
+    """The sizes of a GPU's tick."""
+
+    most_chunks = 32
+    takes_whole_tokens = True
+    most_prompt_rows = 2048
+
+    def launch(self, work: TickWork) -> Ticket:
+        raise AssertionError(work)
+
+    def drop(self, slot: int) -> None:
+        raise AssertionError(slot)
