@@ -22,8 +22,8 @@ from epicycle.actors.peer_names import gateway_number
 from epicycle.actors.ports import BeatFacts, Host
 from epicycle.actors.scheduler import Scheduler
 from epicycle.actors.verdict_outboxes import VerdictOutboxes
+from epicycle.transport.attach import Attachment, attach
 from epicycle.transport.link import Receiver, Sender
-from epicycle.transport.mailbox import Attachment, attach
 from epicycle.transport.wire.control import Drain, Endpoint, PeerDown, PeerUp
 from epicycle.transport.wire.kv import Census, Snapshot
 from epicycle.transport.wire.plan import ROWS_PER_TICK_BOUNDS, FromExecutor, StepReport

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from epicycle.actors.mock_model import mock_capabilities, mock_depth, mock_key, mock_logprob, mock_token
 from epicycle.actors.mock_pages import MockPages
 from epicycle.transport.config import Config
 from epicycle.transport.tick_counters import TickCounters
-from epicycle.transport.wire.columns import F32, I32, U16, U64, pack, unpack, unpack_list
+from epicycle.transport.token_columns import TokenColumns
+from epicycle.transport.wire.columns import F32, I32, pack, unpack, unpack_list
 from epicycle.transport.wire.control import Capabilities
-from epicycle.transport.wire.output import Fin, PrefixHit, PromptLogprobs, ToGateway, TokenBatch
+from epicycle.transport.wire.output import Fin, PrefixHit, PromptLogprobs, ToGateway
 from epicycle.transport.wire.plan import Evict, Grow, Join, Plan, StepReport
 from epicycle.transport.wire.request import LoopBounds, Sampling
 
@@ -40,35 +41,6 @@ class MockRow:
     outputs: int = 0
     is_final: bool = False
     first_token_s: float = 0.0
-
-
-@dataclass
-class _Batch:
-    """Columns of the TokenBatch being filled for one gateway."""
-
-    rids: list[int] = field(default_factory=list)
-    first_index: list[int] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    exit_depths: list[int] = field(default_factory=list)
-    logprob_k: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    top_ids: list[int] = field(default_factory=list)
-    top_logprobs: list[float] = field(default_factory=list)
-
-    def pack(self, epoch: int) -> TokenBatch:
-        return TokenBatch(
-            epoch=epoch,
-            rids=pack(U64, self.rids),
-            first_index=pack(I32, self.first_index),
-            counts=pack(I32, self.counts),
-            tokens=pack(I32, self.tokens),
-            exit_depths=pack(U16, self.exit_depths),
-            logprob_k=pack(I32, self.logprob_k) if any(k >= 0 for k in self.logprob_k) else b"",
-            logprobs=pack(F32, self.logprobs),
-            top_ids=pack(I32, self.top_ids),
-            top_logprobs=pack(F32, self.top_logprobs),
-        )
 
 
 @dataclass
@@ -106,7 +78,7 @@ class MockPump:
         self._rows: dict[int, MockRow] = {}
         self._moved: dict[int, tuple[int, int]] = {}  # slot -> gen, positions that hold KV
         self._freed: list[tuple[int, int]] = []
-        self._batches: dict[int, _Batch] = {}
+        self._batches: dict[int, TokenColumns] = {}
         self._before: dict[int, list[ToGateway]] = {}  # messages ahead of the batch: prompts'
         self._fins: dict[int, list[Fin]] = {}
         self._has_report = False
@@ -299,11 +271,10 @@ class MockPump:
             self._finish(row, "length", warning=POOL_WARNING)
 
     def _emit(self, row: MockRow, index: int, token: int, depth: int) -> None:
-        batch = self._batches.setdefault(row.join.gateway, _Batch())
+        batch = self._batches.setdefault(row.join.gateway, TokenColumns())
         k = row.join.sampling.logprobs
         batch.rids.append(row.join.rid)
         batch.first_index.append(index)
-        batch.counts.append(1)
         batch.tokens.append(token)
         batch.exit_depths.append(depth)
         batch.logprob_k.append(k)

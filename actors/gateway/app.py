@@ -21,8 +21,8 @@ from epicycle.actors.gateway.core import Core
 from epicycle.actors.gateway.served import load_files
 from epicycle.actors.gateway.site import JsonRunner, make_application
 from epicycle.actors.ports import BeatFacts, Host
+from epicycle.transport.attach import attach
 from epicycle.transport.link import Receiver, path_name
-from epicycle.transport.mailbox import attach
 from epicycle.transport.wire.control import Drain, Endpoint, MailboxStat, PeerDown, PeerUp
 from epicycle.transport.wire.output import ToGateway
 from epicycle.transport.wire.request import Verdict
