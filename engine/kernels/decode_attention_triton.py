@@ -242,6 +242,17 @@ class DecodeConfig:
     registers: int | None = 128  # of a thread, at most: more programs side by side hide more waiting
 
 
+MANY = DecodeConfig()
+FEW = DecodeConfig(programs_per_sm=3, registers=168)
+FEW_ROWS = 4
+
+
+def default_config(rows: int, width: int) -> DecodeConfig:
+    """What ran best: few rows have no use for a fourth program on a multiprocessor, and heads that don't fill a block
+    need the registers."""
+    return FEW if rows < FEW_ROWS or width != next_power(width) else MANY
+
+
 def decode_attention(
     q: Tensor,
     heads: int,
@@ -267,7 +278,7 @@ def decode_attention(
     """
     _, page_tokens, kv_heads, width = k_pool.shape
     assert piece % tile == 0, (piece, tile)
-    config = config or DecodeConfig()
+    config = config or default_config(len(q), width)
     out = torch.empty(q.shape[0], heads * width, dtype=q.dtype, device=q.device) if out is None else out
     programs = min(work.most * kv_heads, multiprocessors(q.device) * config.programs_per_sm)
     turn = turning or Turning(q, q, False)

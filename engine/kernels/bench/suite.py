@@ -30,7 +30,7 @@ from epicycle.engine.kernels.bench.loops import (
 from epicycle.engine.kernels.bench.rows import decode_batch, make_pool, make_turning, prompt_batch
 from epicycle.engine.kernels.bench.shapes import HUGINN, OURO, SHAPES, Shape, layer_floor_us, product_floor_us
 from epicycle.engine.kernels.bench.timing import ceilings, copies_of, graph_us, random_weights
-from epicycle.engine.kernels.decode_attention_triton import DecodeConfig, decode_attention
+from epicycle.engine.kernels.decode_attention_triton import DecodeConfig, decode_attention, default_config
 from epicycle.engine.kernels.gemm_triton import chunk_length, run_product, stored_as
 from epicycle.engine.kernels.ladder import LIBRARY, GemmConfig, Product, candidates, sure
 from epicycle.engine.kernels.prompt_attention_triton import QUERY_TILE, PromptConfig, prompt_attention
@@ -45,7 +45,7 @@ PROMPT_CONFIGS = (  # query tile, then how it runs
     (128, PromptConfig(8, 2)),
 )
 ROWS = (1, 8, 16, 32, 64, 128, 256, 512, 2048)
-WARMERS = 10
+WARMERS = 15
 
 
 class Bench:
@@ -190,8 +190,8 @@ class Bench:
             floor = shape.layers * layer_floor_us(shape, rows, context)
             batch = decode_batch(shape, pool, [context] * rows, 0)
             forms: dict[str, Attend] = {
-                "fused": fused_decode(shape, pool, batch, turning, DecodeConfig()),
-                "separate": separate_decode(shape, pool, batch, turning, DecodeConfig()),
+                "fused": fused_decode(shape, pool, batch, turning, default_config(rows, shape.head_dim)),
+                "separate": separate_decode(shape, pool, batch, turning, default_config(rows, shape.head_dim)),
             }
             for form, attend in forms.items():
                 for fetches in FETCHES if rows == 1 else FETCHES[:1]:
@@ -321,29 +321,29 @@ def time_ceilings() -> dict[str, float]:
 
 def run_checks(bench: Bench) -> None:
     bench.section("ceilings", time_ceilings, 0)
-    bench.section("checks", bench.check_all, 20)
+    bench.section("checks", bench.check_all, 8)
     for shape in SHAPES.values():
-        bench.section(f"bits {shape.name}", partial(bench.check_bits, shape), 40)
+        bench.section(f"bits {shape.name}", partial(bench.check_bits, shape), 4)
 
 
 def run_ouro(bench: Bench) -> None:
-    bench.section("products", partial(bench.time_products, OURO, ROWS), 40)
-    bench.section("decode 1", partial(bench.time_decode, OURO, [1024]), 10)
+    bench.section("products", partial(bench.time_products, OURO, ROWS), 8)
+    bench.section("decode 1", partial(bench.time_decode, OURO, [1024]), 2)
     bench.section(
-        "loops", partial(bench.time_loops, OURO, ((1, 1024), (8, 1024), (32, 1024), (128, 1024)), (512, 2048)), 30
+        "loops", partial(bench.time_loops, OURO, ((1, 1024), (8, 1024), (32, 1024), (128, 1024)), (512, 2048)), 10
     )
-    bench.section("decode 32", partial(bench.time_decode, OURO, [1024] * 32), 10)
-    bench.section("decode 128", partial(bench.time_decode, OURO, [1024] * 128), 10)
-    bench.section("decode long", partial(bench.time_decode, OURO, [16384] * 8), 10)
-    bench.section("prompt 2048", partial(bench.time_prompt, OURO, [(0, 2048)]), 10)
-    bench.section("prompt 512 at 16K", partial(bench.time_prompt, OURO, [(15872, 512)]), 10)
-    bench.section("prompt packed", partial(bench.time_prompt, OURO, [(512, 128)] * 4), 10)
+    bench.section("decode 32", partial(bench.time_decode, OURO, [1024] * 32), 2)
+    bench.section("decode 128", partial(bench.time_decode, OURO, [1024] * 128), 2)
+    bench.section("decode long", partial(bench.time_decode, OURO, [16384] * 8), 2)
+    bench.section("prompt 2048", partial(bench.time_prompt, OURO, [(0, 2048)]), 2)
+    bench.section("prompt 512 at 16K", partial(bench.time_prompt, OURO, [(15872, 512)]), 2)
+    bench.section("prompt packed", partial(bench.time_prompt, OURO, [(512, 128)] * 4), 2)
 
 
 def run_huginn(bench: Bench) -> None:
-    bench.section("products", partial(bench.time_products, HUGINN, ROWS), 60)
-    bench.section("loops", partial(bench.time_loops, HUGINN, ((1, 512), (8, 512), (64, 512)), (512,)), 30)
-    bench.section("decode 64", partial(bench.time_decode, HUGINN, [512] * 64), 10)
+    bench.section("products", partial(bench.time_products, HUGINN, ROWS), 8)
+    bench.section("loops", partial(bench.time_loops, HUGINN, ((1, 512), (8, 512), (64, 512)), (512,)), 6)
+    bench.section("decode 64", partial(bench.time_decode, HUGINN, [512] * 64), 2)
 
 
 PARTS: dict[str, Callable[[Bench], None]] = {"ouro": run_ouro, "checks": run_checks, "huginn": run_huginn}
