@@ -11,7 +11,7 @@ from torch import Tensor
 from epicycle.engine.kernels.decode_attention_triton import allocate_scratch, decode_attention, plain_decode_attention
 from epicycle.engine.kernels.prompt_attention_triton import PromptChunks, plain_prompt_attention, prompt_attention
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning, plain_rope_kv, rope_kv
-from epicycle.engine.kernels.work_triton import WorkList, allocate_work, fill_work, plain_work
+from epicycle.engine.kernels.work_triton import WorkList, allocate_work, fill_runs, fill_work, plain_work
 from tests.fakes.paged import Paged, equal, paged, relative_error
 
 CPU = torch.device("cpu")
@@ -131,3 +131,17 @@ def test_work_lists_cut_every_owner_in_order() -> None:
     work = allocate_work(256, CPU)
     fill_work(work, torch.tensor(sizes, dtype=torch.int32), 16)
     assert [list(entry) for entry in plain_work(sizes, 16)] == work.items[: int(work.total)].tolist()
+
+
+def test_runs_grow_while_enough_of_them_remain() -> None:
+    sizes = [37, 3, 0, 200]  # 17 pieces of 16; with wanted = 4, runs of four pieces
+    work = allocate_work(32, CPU)
+    fill_runs(work, torch.tensor(sizes, dtype=torch.int32), 16, wanted=4)
+    assert 64 == int(work.piece)
+    assert [list(entry) for entry in plain_work(sizes, 64)] == work.items[: int(work.total)].tolist()
+
+
+def test_short_work_stays_in_single_pieces() -> None:
+    work = allocate_work(32, CPU)
+    fill_runs(work, torch.tensor([37, 3], dtype=torch.int32), 16, wanted=4)
+    assert (16, 4) == (int(work.piece), int(work.total))
