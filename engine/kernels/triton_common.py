@@ -2,8 +2,8 @@
 """Device functions that several kernels share, so that one value is computed by one sequence of operations.
 
 Owns sums in an order that no layout can change, the rounding points of SiLU and of both rotations, and the host's
-launch helpers. Bits must not depend on tile shape, warps or on which kernel inlines a function: sums of rows are `tree_sum`s, and a
-product that feeds an addition is either exact, rounded first, or an explicit fused multiply-add.
+launch helpers. Bits must not depend on tile shape, warps or on which kernel inlines a function: sums over a row's width
+are `tree_sum`s, and a product that feeds an addition is either exact, rounded first, or an explicit fused multiply-add.
 """
 
 from __future__ import annotations
