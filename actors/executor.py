@@ -55,10 +55,8 @@ class LoadedEngine(Protocol):
 
 def _load_engine(config: Config) -> LoadedEngine:
     from epicycle.engine.engine import Engine
-    from epicycle.engine.options import EngineOptions
 
-    options = EngineOptions(**msgspec.structs.asdict(config.engine))
-    return Engine.load(options, lambda stage: _log.info("loading", stage=stage))
+    return Engine.load(config.engine, lambda stage: _log.info("loading", stage=stage))
 
 
 KINDS: dict[str, Callable[[Config], LoadedEngine]] = {"engine": _load_engine, "mock": MockEngine}

@@ -25,7 +25,6 @@ from epicycle.engine.models.config import read_spec
 from epicycle.engine.models.loader import load_weights, random_weights
 from epicycle.engine.models.locate import ModelFiles, locate
 from epicycle.engine.models.locate import Weights as WeightSource
-from epicycle.engine.options import EngineOptions
 from epicycle.engine.pool import KvPool
 from epicycle.engine.pump import Pump
 from epicycle.engine.sampling import MAX_ALTERNATIVES
@@ -50,6 +49,7 @@ from epicycle.engine.tick_backend import plain_backend
 from epicycle.engine.tick_inputs import Ladder
 from epicycle.kvstore.plan import PoolPlan
 from epicycle.kvstore.reserve import pages_for
+from epicycle.transport.config import EngineConfig
 from epicycle.transport.wire.columns import I32, pack
 from epicycle.transport.wire.control import Capabilities
 from epicycle.transport.wire.output import Fin, TokenBatch
@@ -67,7 +67,7 @@ class Engine:
     """A loaded model with its pool and resident state. `load` makes one; `new_pump` starts an epoch on it."""
 
     def __init__(
-        self, options: EngineOptions, files: ModelFiles, model: LoopedModel, pool: KvPool, plan: PoolPlan, row_tile: int
+        self, options: EngineConfig, files: ModelFiles, model: LoopedModel, pool: KvPool, plan: PoolPlan, row_tile: int
     ) -> None:
         self.options = options
         self.files = files
@@ -89,7 +89,7 @@ class Engine:
         self.capture: CaptureReport | None = None  # of the graphs, once they are there
 
     @classmethod
-    def load(cls, options: EngineOptions, on_progress: Progress = lambda _: None) -> Engine:
+    def load(cls, options: EngineConfig, on_progress: Progress = lambda _: None) -> Engine:
         """Load everything. Raises EngineError, or KvError where the pool can't be planned."""
         device = resolve_device(options.device)
         torch.set_num_threads(options.cpu_threads)

@@ -22,7 +22,6 @@ from epicycle.engine.models.base import LoopedModel
 from epicycle.engine.models.config import read_spec
 from epicycle.engine.models.locate import ModelFiles
 from epicycle.engine.models.spec import ModelSpec
-from epicycle.engine.options import EngineOptions
 from epicycle.engine.pool import KvPool
 from epicycle.engine.selfcheck import ATTENTION_TOKENS, check_attention, choose_ops
 from epicycle.engine.settle import TickTensors
@@ -32,6 +31,7 @@ from epicycle.kvstore.geometry import KvGeometry
 from epicycle.kvstore.layouts import KvLayout, build_layout
 from epicycle.kvstore.plan import PoolPlan, PoolRequest, plan_pool
 from epicycle.kvstore.reserve import pages_for
+from epicycle.transport.config import EngineConfig
 
 if TYPE_CHECKING:
     from epicycle.engine.kernels.triton_ops import TritonOps
@@ -81,7 +81,7 @@ def serve_loops(spec: ModelSpec, loops: int) -> ModelSpec:
     return dataclasses.replace(spec, loops=loops, min_loops=min(spec.min_loops, loops))
 
 
-def make_layout(options: EngineOptions, spec: ModelSpec, dtype: torch.dtype) -> KvLayout:
+def make_layout(options: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> KvLayout:
     """The KV layout of a model under these options. Raises KvError."""
     geometry = KvGeometry(
         layers=spec.layers,
@@ -97,7 +97,7 @@ def make_layout(options: EngineOptions, spec: ModelSpec, dtype: torch.dtype) -> 
 
 
 def plan_engine_pool(
-    options: EngineOptions, spec: ModelSpec, layout: KvLayout, device: torch.device, room_bytes: int = 0
+    options: EngineConfig, spec: ModelSpec, layout: KvLayout, device: torch.device, room_bytes: int = 0
 ) -> PoolPlan:
     """How the KV memory is spent; `room_bytes` is what a GPU has for it. Raises PlanRefused."""
     limit = min(options.context_tokens or spec.context_tokens, spec.context_tokens)
@@ -144,7 +144,7 @@ def make_slots(
 
 
 def measure_room(
-    options: EngineOptions,
+    options: EngineConfig,
     files: ModelFiles,
     model: LoopedModel,
     ops: TritonOps | None,
@@ -174,13 +174,13 @@ def measure_room(
     return room.bytes
 
 
-def most_prompt_rows(options: EngineOptions, device: torch.device) -> int:
+def most_prompt_rows(options: EngineConfig, device: torch.device) -> int:
     """Of one device tick."""
     return options.prompt_chunk_tokens or IDLE_CHUNK_TOKENS[device.type]
 
 
 def make_ops(
-    options: EngineOptions, spec: ModelSpec, dtype: torch.dtype, device: torch.device, on_progress: Progress
+    options: EngineConfig, spec: ModelSpec, dtype: torch.dtype, device: torch.device, on_progress: Progress
 ) -> tuple[PlainOps | TiledOps | TritonOps, int]:
     """(operations, the multiple of rows they like); with invariant numerics they have been checked."""
     if options.numerics == "fast":
@@ -197,12 +197,12 @@ def make_ops(
     return ops, ops.tiling.row_tile
 
 
-def rule_name_of(options: EngineOptions, files: ModelFiles, spec: ModelSpec) -> str:
+def rule_name_of(options: EngineConfig, files: ModelFiles, spec: ModelSpec) -> str:
     has_lookahead = (files.folder / "lookahead.safetensors").is_file()
     return exits.resolve(options.exit_rule or None, spec.model_type, spec.has_gate, has_lookahead)
 
 
-def rule_setup(options: EngineOptions, files: ModelFiles, spec: ModelSpec, device: torch.device) -> exits.RuleSetup:
+def rule_setup(options: EngineConfig, files: ModelFiles, spec: ModelSpec, device: torch.device) -> exits.RuleSetup:
     return exits.RuleSetup(
         hidden_size=spec.hidden_size,
         loops=read_spec(files.folder).loops,

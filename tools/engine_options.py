@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 
 from epicycle.engine.errors import OptionError
-from epicycle.engine.options import EngineOptions
+from epicycle.transport.config import Config, EngineConfig, violations
 
 
 def has_option(name: str) -> bool:
-    return name in EngineOptions.__struct_fields__
+    return name in EngineConfig.__struct_fields__
 
 
 def parse_options(texts: Iterable[str]) -> dict[str, Any]:
@@ -24,16 +24,20 @@ def parse_options(texts: Iterable[str]) -> dict[str, Any]:
     for text in texts:
         name, mark, value = text.partition("=")
         if not mark or not has_option(name):
-            known = ", ".join(EngineOptions.__struct_fields__)
+            known = ", ".join(EngineConfig.__struct_fields__)
             raise OptionError("bad_option", f"--set {text}: not OPTION=VALUE with an option of {known}")
         given[name] = value
     read = read_options(given)
     return {name: getattr(read, name) for name in given}
 
 
-def read_options(options: Mapping[str, Any]) -> EngineOptions:
-    """The options of a dictionary, the rest default. Raises OptionError."""
+def read_options(options: Mapping[str, Any]) -> EngineConfig:
+    """The options of a dictionary, the rest default. Raises OptionError that names every fault."""
     try:
-        return msgspec.convert(dict(options), EngineOptions, strict=False)
+        read = msgspec.convert(dict(options), EngineConfig, strict=False)
     except msgspec.ValidationError as error:
         raise OptionError("bad_option", str(error)) from error
+    broken = violations(Config(engine=read))
+    if broken:
+        raise OptionError("bad_option", "; ".join(broken))
+    return read

@@ -60,11 +60,11 @@ def parser() -> argparse.ArgumentParser:
 def measure_speeds(args: argparse.Namespace, prompts: list[list[int]]) -> list[list[float]]:
     """Tokens a second of each round, by threshold: prefill and decode, a finished request replaced at once."""
     from epicycle.engine.engine import Engine
-    from epicycle.engine.options import EngineOptions
     from epicycle.tools.offline import Offline, Request
+    from epicycle.transport.config import EngineConfig
     from epicycle.transport.wire.request import LoopBounds, Sampling
 
-    offline = Offline(Engine.load(EngineOptions(model=args.model, slots=args.streams)))
+    offline = Offline(Engine.load(EngineConfig(model=args.model, slots=args.streams)))
     sampling = Sampling(max_tokens=OUTPUT_TOKENS, temperature=0.0)
 
     def tokens_per_s(threshold: float) -> float:

@@ -22,7 +22,6 @@ from epicycle.engine.exits import registry as exits
 from epicycle.engine.hardware import device_name
 from epicycle.engine.models.config import read_spec
 from epicycle.engine.models.locate import locate
-from epicycle.engine.options import EngineOptions
 from epicycle.engine.setup import resolve_device
 from epicycle.kvstore.errors import KvError
 from epicycle.tools import bench_facts
@@ -32,6 +31,7 @@ from epicycle.tools.verify_compare import Difference, Outcome, first_difference
 from epicycle.tools.verify_conditions import CONDITIONS, share, skip_reason
 from epicycle.tools.verify_requests import MixFacts, describe, make_company, make_trials
 from epicycle.tools.verify_run import EngineKeeper, Load, Party, run_alone
+from epicycle.transport.config import EngineConfig
 
 PROMPT_CHUNKS = 2.5  # default longest prompt, in chunks
 CHUNK_EDGES = (64, 256, 2048)
@@ -79,7 +79,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def base_options(arguments: argparse.Namespace) -> EngineOptions:
+def base_options(arguments: argparse.Namespace) -> EngineConfig:
     """The plain engine's options: as many slots as the widest condition, room for the longest request."""
     device = resolve_device(arguments.device).type
     spec = read_spec(locate(arguments.model, "random").folder)
@@ -107,7 +107,7 @@ def base_options(arguments: argparse.Namespace) -> EngineOptions:
 class Verifier:
     """Solo runs first, then every condition; engines are loaded one after the other, never two."""
 
-    def __init__(self, options: EngineOptions, load: Load, arguments: argparse.Namespace) -> None:
+    def __init__(self, options: EngineConfig, load: Load, arguments: argparse.Namespace) -> None:
         self._options = options
         self._keeper = EngineKeeper(load)
         self._arguments = arguments
@@ -162,11 +162,11 @@ class Verifier:
             print(f"{name:16} request {number} ({describe(request)}) differs: {difference}")
 
 
-def asdict_options(options: EngineOptions) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in EngineOptions.__struct_fields__}
+def asdict_options(options: EngineConfig) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in EngineConfig.__struct_fields__}
 
 
-def mix_facts(engine: Engine, options: EngineOptions, outputs: int) -> MixFacts:
+def mix_facts(engine: Engine, options: EngineConfig, outputs: int) -> MixFacts:
     return MixFacts(
         vocab_size=engine.spec.vocab_size,
         loops=engine.spec.loops,
@@ -177,7 +177,7 @@ def mix_facts(engine: Engine, options: EngineOptions, outputs: int) -> MixFacts:
     )
 
 
-def as_json(verdict: Verdict, options: EngineOptions, arguments: argparse.Namespace) -> dict[str, Any]:
+def as_json(verdict: Verdict, options: EngineConfig, arguments: argparse.Namespace) -> dict[str, Any]:
     device = resolve_device(options.device)
     told = [
         {"condition": name, "request": number, **asdict(difference)}

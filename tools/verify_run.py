@@ -14,16 +14,16 @@ from collections.abc import Callable, Iterator, Sequence
 
 from epicycle.engine.engine import Engine
 from epicycle.engine.hardware import give_back_memory
-from epicycle.engine.options import EngineOptions
 from epicycle.tools.offline import Offline, Reply, Request
 from epicycle.tools.verify_compare import Outcome, outcome_of
 from epicycle.tools.verify_conditions import Condition
+from epicycle.transport.config import EngineConfig
 from epicycle.transport.wire.request import LoopBounds, Sampling
 
 MOST_STEPS_APART = 9  # between staggered arrivals
 STUCK_S = 300.0
 
-Load = Callable[[EngineOptions], Engine]
+Load = Callable[[EngineConfig], Engine]
 
 
 class EngineKeeper:
@@ -31,10 +31,10 @@ class EngineKeeper:
 
     def __init__(self, load: Load) -> None:
         self._load = load
-        self._options: EngineOptions | None = None
+        self._options: EngineConfig | None = None
         self._engine: Engine | None = None
 
-    def get(self, options: EngineOptions) -> Engine:
+    def get(self, options: EngineConfig) -> Engine:
         if self._engine is None or options != self._options:
             self._engine = None
             give_back_memory()

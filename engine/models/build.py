@@ -14,7 +14,6 @@ from epicycle.engine.kernels.ops import Ops
 from epicycle.engine.models import checkpoint
 from epicycle.engine.models.base import LoopedModel
 from epicycle.engine.models.config import read_spec
-from epicycle.engine.models.huginn import StartState
 from epicycle.engine.models.loader import load_weights, random_weights
 from epicycle.engine.models.locate import ModelFiles, Weights
 from epicycle.engine.models.registry import architecture
@@ -28,7 +27,7 @@ def build_model(
     device: torch.device,
     weights: Weights,
     ops: Ops,
-    start_state: StartState = "noise",
+    start_state: str = "noise",
     seed: int = 0,
 ) -> LoopedModel:
     """The model of `files` on `device`; `seed` is that of random weights, `start_state` matters to Huginn only.
@@ -43,9 +42,7 @@ def build_model(
     return assemble(spec, tensors, ops, start_state)
 
 
-def assemble(
-    spec: ModelSpec, tensors: dict[str, torch.Tensor], ops: Ops, start_state: StartState = "noise"
-) -> LoopedModel:
+def assemble(spec: ModelSpec, tensors: dict[str, torch.Tensor], ops: Ops, start_state: str = "noise") -> LoopedModel:
     """A model from tensors by public name; consumes the dict."""
     model_class = architecture(spec.model_type).model_class
     if spec.has_costly_boundary:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,7 +19,6 @@ from epicycle.engine.models.config_huginn import block_names
 from epicycle.engine.models.rope import pair_tables
 from epicycle.engine.models.spec import ModelSpec
 
-StartState = Literal["noise", "zero"]
 _Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -51,9 +49,7 @@ class HuginnModel:
     Weights of the loop can be read by whoever computes the same loop another way.
     """
 
-    def __init__(
-        self, spec: ModelSpec, weights: dict[str, Tensor], ops: Ops, start_state: StartState = "noise"
-    ) -> None:
+    def __init__(self, spec: ModelSpec, weights: dict[str, Tensor], ops: Ops, start_state: str = "noise") -> None:
         self.spec = spec
         self._ops = ops
         self._embedding = weights.pop("transformer.wte.weight")

@@ -10,8 +10,8 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from epicycle.engine.engine import Engine
-from epicycle.engine.options import EngineOptions
 from epicycle.engine.pump import Pump
+from epicycle.transport.config import EngineConfig
 from epicycle.transport.wire.columns import F32, I32, U16, U64, pack, unpack, unpack_list
 from epicycle.transport.wire.output import Fin, PrefixHit, PromptLogprobs, TokenBatch
 from epicycle.transport.wire.plan import Evict, Grow, Join, Plan, StepReport
@@ -229,4 +229,4 @@ def tiny_folder(parent: Path, name: str) -> Path:
 
 def tiny_engine(folder: Path, **options: object) -> Engine:
     defaults: dict[str, object] = {"slots": 6, "page_tokens": 4, "prompt_chunk_tokens": 16, "start_state": "noise"}
-    return Engine.load(EngineOptions(model=str(folder), **(defaults | options)))  # type: ignore[arg-type]
+    return Engine.load(EngineConfig(model=str(folder), **(defaults | options)))  # type: ignore[arg-type]

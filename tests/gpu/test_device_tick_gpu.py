@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from epicycle.engine.engine import Engine
-from epicycle.engine.options import EngineOptions
+from epicycle.transport.config import EngineConfig
 from epicycle.transport.wire.columns import I32, pack
 from epicycle.transport.wire.plan import Knobs
 from epicycle.transport.wire.request import LoopBounds, Sampling
@@ -33,7 +33,7 @@ TOKEN_MARGIN = 2e-3  # below it another correct order of float32 sums may pick t
 
 def load(model: str, **options: object) -> Engine:
     defaults: dict[str, object] = {"slots": 24, "context_tokens": 256, "device": "cuda"}
-    return Engine.load(EngineOptions(model=model, **(defaults | options)))  # type: ignore[arg-type]
+    return Engine.load(EngineConfig(model=model, **(defaults | options)))  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -132,9 +132,9 @@ class TestBits:
         assert [recorded for recorded, _ in sure] == [served for _, served in sure]
 
 
-def replace_options(engine: Engine, **changes: object) -> EngineOptions:
-    options = {name: getattr(engine.options, name) for name in EngineOptions.__struct_fields__}
-    return EngineOptions(**(options | changes))
+def replace_options(engine: Engine, **changes: object) -> EngineConfig:
+    options = {name: getattr(engine.options, name) for name in EngineConfig.__struct_fields__}
+    return EngineConfig(**(options | changes))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from epicycle.engine.engine import Engine
-from epicycle.engine.options import EngineOptions
+from epicycle.transport.config import EngineConfig
 from epicycle.transport.wire.columns import I32, pack
 from epicycle.transport.wire.request import LoopBounds, Sampling
 from tests.fakes.serving import Ask, serve_all, serve_alone
@@ -19,7 +19,7 @@ TOKEN_MARGIN = 1e-3  # below it another correct order of float32 sums may pick t
 
 
 def load(model: str, **options: object) -> Engine:
-    return Engine.load(EngineOptions(model=model, slots=32, context_tokens=128, **options))  # type: ignore[arg-type]
+    return Engine.load(EngineConfig(model=model, slots=32, context_tokens=128, **options))  # type: ignore[arg-type]
 
 
 def recorded(engine: Engine, file: str) -> Any:

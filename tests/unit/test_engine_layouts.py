@@ -11,9 +11,9 @@ from torch import Tensor
 from epicycle.engine.engine import Engine
 from epicycle.engine.kernels.plain import PlainOps
 from epicycle.engine.models.build import assemble
-from epicycle.engine.options import EngineOptions
 from epicycle.engine.setup import make_layout
 from epicycle.kvstore.layouts import KvLayout
+from epicycle.transport.config import EngineConfig
 from epicycle.transport.wire.request import LoopBounds, Sampling
 from tests.fakes.rows import SequenceCache
 from tests.fakes.serving import Ask, floats, serve_all, tiny_engine, tiny_folder
@@ -56,7 +56,7 @@ def oracle(name: str, layout_name: str, depths: list[int]) -> tuple[list[int], l
     """Greedy tokens and their logprobs when output i leaves after depths[i] loops."""
     spec = spec_of(CONFIGS[name])
     model = assemble(spec, lively_weights(spec), PlainOps(), "zero")
-    layout = make_layout(EngineOptions(kv_layout=layout_name), spec, torch.float32)
+    layout = make_layout(EngineConfig(kv_layout=layout_name), spec, torch.float32)
     cache = SequenceCache(spec, len(PROMPT) + COUNT)
     tokens, logprobs, fed = [], [], list(PROMPT)
     loops = [spec.loops] * len(PROMPT) + depths[1:]

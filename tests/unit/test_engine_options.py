@@ -1,20 +1,19 @@
-"""Options are refused with a clear text, and mean the same as in the configuration tree."""
+"""Options that no model or machine can make right are refused with a clear text."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import pytest
 import torch
 
 from epicycle.engine.engine import Engine
 from epicycle.engine.errors import EngineError, OptionError, SelfCheckError
 from epicycle.engine.kernels.tiled import TiledOps
-from epicycle.engine.options import EngineOptions
 from epicycle.engine.selfcheck import choose_ops
 from epicycle.engine.setup import resolve_device, resolve_dtype, serve_loops
 from epicycle.kvstore.errors import LayoutRefused, PlanRefused
+from epicycle.tools.engine_options import read_options
 from epicycle.transport.config import EngineConfig
 from epicycle.transport.wire.request import LoopBounds, Sampling
 from tests.fakes.serving import Ask, floats, serve_all, tiny_engine, tiny_folder
@@ -26,14 +25,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_folder(tmp_path_factory.mktemp("models"), "ouro")
 
 
-def test_the_configuration_tree_has_the_same_fields_and_defaults() -> None:
-    assert msgspec.to_builtins(EngineConfig()) == msgspec.to_builtins(EngineOptions())
-
-
 @pytest.mark.parametrize(("field", "value"), [("slots", 0), ("page_tokens", 0), ("loops", -1), ("cpu_threads", 0)])
-def test_a_number_below_its_least_names_itself(field: str, value: int) -> None:
-    with pytest.raises(OptionError, match=f"{field} is {value}; it must be at least"):
-        EngineOptions(**{field: value})
+def test_a_number_out_of_its_range_names_itself(field: str, value: int) -> None:
+    with pytest.raises(OptionError, match=f"engine.{field} is {value}, must be between"):
+        read_options({field: value})
 
 
 def test_more_loops_than_the_model_has_are_refused() -> None:
@@ -63,7 +58,7 @@ def test_an_exit_rule_the_model_cannot_feed_is_refused(folder: Path) -> None:
 
 
 def test_random_weights_need_no_checkpoint() -> None:
-    options = EngineOptions(model="embedded:ouro", weights="random", random_seed=3, slots=1, context_tokens=32)
+    options = EngineConfig(model="embedded:ouro", weights="random", random_seed=3, slots=1, context_tokens=32)
     first, second = (Engine.load(options) for _ in range(2))
     ask = Ask([1, 2, 3], Sampling(max_tokens=3, temperature=0.0, logprobs=0))
     assert serve_all(first, [ask])[0].bits == serve_all(second, [ask])[0].bits

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from epicycle.engine.engine import Engine
-from epicycle.engine.options import EngineOptions
 from epicycle.tools.offline import Offline, Reply, Request
+from epicycle.transport.config import EngineConfig
 from epicycle.transport.wire.request import LoopBounds, Sampling
 from tests.fakes.serving import tiny_engine, tiny_folder
 
@@ -124,7 +124,7 @@ def test_a_pool_under_pressure_evicts_and_stays_exact(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", ["embedded:ouro", "embedded:huginn"])
 def test_embedded_models_continue_a_conversation_as_if_from_the_start(model: str) -> None:
-    engine = Engine.load(EngineOptions(model=model, slots=1, context_tokens=96))
+    engine = Engine.load(EngineConfig(model=model, slots=1, context_tokens=96))
     rng = random.Random(7)
     offline, prompt = Offline(engine, prefix_cache=True), [rng.randrange(3, 900) for _ in range(21)]
     sampling, loops = Sampling(4, temperature=0.8, seed=3, logprobs=0), LoopBounds(exit_threshold=0.7)

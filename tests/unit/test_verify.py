@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from epicycle.engine.engine import Engine
-from epicycle.engine.options import EngineOptions
 from epicycle.engine.outbox import StepOutput
 from epicycle.engine.pump import Pump
 from epicycle.tools import verify
 from epicycle.tools.verify_run import EngineKeeper
+from epicycle.transport.config import EngineConfig
 from epicycle.transport.wire.columns import F32, I32, U16, pack, unpack_list
 from epicycle.transport.wire.output import TokenBatch
 from tests.fakes.serving import tiny_folder
@@ -59,8 +59,8 @@ class FaultyPump:
         return self._fault(message) if has_company else message
 
 
-def faulty(fault: Fault) -> Callable[[EngineOptions], Engine]:
-    def load(options: EngineOptions) -> Engine:
+def faulty(fault: Fault) -> Callable[[EngineConfig], Engine]:
+    def load(options: EngineConfig) -> Engine:
         engine = Engine.load(options)
         make = engine.new_pump
         engine.new_pump = lambda epoch: FaultyPump(make(epoch), fault)  # type: ignore[method-assign, assignment, return-value]
@@ -128,15 +128,15 @@ def test_an_unknown_model_is_an_error(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_one_engine_is_kept_for_equal_options_only(folder: Path) -> None:
-    loaded: list[EngineOptions] = []
+    loaded: list[EngineConfig] = []
 
-    def load(options: EngineOptions) -> Engine:
+    def load(options: EngineConfig) -> Engine:
         loaded.append(options)
         return Engine.load(options)
 
-    plain = EngineOptions(model=str(folder), slots=2)
-    poisoned = EngineOptions(model=str(folder), slots=2, poison=True)
+    plain = EngineConfig(model=str(folder), slots=2)
+    poisoned = EngineConfig(model=str(folder), slots=2, poison=True)
     keeper = EngineKeeper(load)
-    assert keeper.get(plain) is keeper.get(EngineOptions(model=str(folder), slots=2))
+    assert keeper.get(plain) is keeper.get(EngineConfig(model=str(folder), slots=2))
     keeper.get(poisoned)
     assert [plain, poisoned] == loaded
