@@ -27,16 +27,19 @@ $(VENV)/.dev: $(VENV)/.serve
 serve: $(VENV)/.serve
 	$(BIN)/epicycle serve --port $(PORT) $(ARGS)
 
-# Two pytest processes side by side: Triton reads TRITON_INTERPRET when it is imported, so the kernels that run in its
-# interpreter need one of their own. Its report follows the other's.
+# Two lanes side by side, since the suites that start servers mostly wait: they report as they go, the others at the end.
+# Triton reads TRITON_INTERPRET when it is imported, so the kernels that run in its interpreter need their own process.
+PYTEST = $(BIN)/python -m pytest -p no:cacheprovider
 test: $(VENV)/.dev
-	@mkdir -p .pytest_cache; log=.pytest_cache/interpreted.log; \
-	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -p no:cacheprovider tests/interpreted >$$log 2>&1 & \
-	kernels=$$!; \
-	$(BIN)/python -m pytest $(ARGS); main=$$?; \
-	wait $$kernels; interpreted=$$?; \
-	echo "kernels in Triton's interpreter:"; cat $$log; \
-	exit $$((main != 0 ? main : interpreted))
+	@log=$$(mktemp); \
+	{ TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(PYTEST) -q tests/interpreted $(ARGS); kernels=$$?; \
+	  $(PYTEST) -q tests/unit tests/wire tests/prop tests/sim $(ARGS); parts=$$?; \
+	  exit $$((kernels != 0 ? kernels : parts)); } >$$log 2>&1 & \
+	others=$$!; \
+	$(PYTEST) tests/e2e tests/proc tests/gpu $(ARGS); servers=$$?; \
+	wait $$others; others=$$?; \
+	cat $$log; rm -f $$log; \
+	exit $$((servers != 0 ? servers : others))
 
 # mypy and import-linter see the folders as the package `epicycle` through git-ignored links.
 typing:
