@@ -26,15 +26,23 @@ Clock = Callable[[], float]
 def run_engine(engine: Engine, load: Load, *, measures_decode: bool = True, prefix_cache: bool = True) -> RunResult:
     """One run of a workload on an empty prefix cache, then its decode window where it has one."""
     offline = Offline(engine, prefix_cache=prefix_cache)
+    before = _parts(engine)
     result = RunResult(records=drive(offline, load))
     result.counters = {
         name: float(value) for name, value in asdict(offline.pump.counters).items() if isinstance(value, int)
     }
     result.counters["prefix_hit_tokens"] = float(offline.hit_tokens)
+    result.counters |= {name: value - before.get(name, 0.0) for name, value in _parts(engine).items()}
     if measures_decode and load.workload.kind != "sessions" and load.workload.output > 1:
         result.decode_streams = streams_that_fit(engine, load)
         result.decode_tokens_per_s = decode_window(Offline(engine), load, result.decode_streams)
     return result
+
+
+def _parts(engine: Engine) -> dict[str, float]:
+    """How the engine's device ticks were run so far; nothing where ticks are eager."""
+    counters = engine.run_counters
+    return {name: float(value) for name, value in asdict(counters).items()} if counters is not None else {}
 
 
 def drive(

@@ -28,7 +28,6 @@ COUNTERS = (
     "starved",
     "prompt_tokens",
     "prefix_hit_tokens",
-    "graph_ticks",
 )
 
 

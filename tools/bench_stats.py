@@ -102,8 +102,9 @@ def derived(counters: Mapping[str, float]) -> dict[str, float]:
     if not ticks:
         return {}
     ratios = {"mean_rows": counters.get("rows_in_ticks", 0.0) / ticks}
-    if "graph_ticks" in counters:
-        ratios["graph_hit_rate"] = counters["graph_ticks"] / ticks
+    parts = counters.get("replays", 0.0) + counters.get("eager_parts", 0.0)
+    if parts:
+        ratios["graph_hit_rate"] = counters["replays"] / parts
     return ratios
 
 

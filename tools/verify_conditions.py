@@ -42,7 +42,7 @@ CONDITIONS: dict[str, Condition] = {
     "chunk-2048": Condition(options={"prompt_chunk_tokens": 2048}),
     "poison": Condition(options={"poison": True}),
     "rectangular": Condition(options={"pack_recurrent_planes": False}),
-    "eager": Condition(options={"graphs": False}, needs_gpu=True),
+    "eager": Condition(options={"graphs": "off"}, needs_gpu=True),
     "run-ahead-1": Condition(options={"run_ahead_ticks": 1}, needs_gpu=True),
     "run-ahead-4": Condition(options={"run_ahead_ticks": 4}, is_staggered=True, needs_gpu=True),
 }
