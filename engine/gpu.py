@@ -20,7 +20,16 @@ from epicycle.engine.exits.registry import RULES
 from epicycle.engine.graph_runner import Part, PlainRunner
 from epicycle.engine.graphs import MOST_GRAPHS, CaptureReport, GraphRunner, parts_of
 from epicycle.engine.kernels.gemm_triton import run_product
-from epicycle.engine.kernels.ladder import LIBRARY, STEPS, GemmConfig, Product, candidates, step_for, sure
+from epicycle.engine.kernels.ladder import (
+    LIBRARY,
+    STEPS,
+    Choices,
+    GemmConfig,
+    Product,
+    candidates,
+    step_for,
+    sure,
+)
 from epicycle.engine.kernels.product_probe import check_products
 from epicycle.engine.kernels.triton_ops import TritonOps, product_of
 from epicycle.engine.models.base import LoopedModel
@@ -37,6 +46,7 @@ _WARM_OUTPUTS = 512  # rows of the weight that a configuration is compiled with
 _WARM_ROWS = 8
 
 Progress = Callable[[str], None]
+_CHOSEN: dict[tuple[Product, int, torch.dtype, torch.device], GemmConfig] = {}
 
 
 def products_of(spec: ModelSpec) -> list[Product]:
@@ -61,7 +71,19 @@ def make_ops(
     on_progress("compiling kernels")
     _compile_side_by_side(products, steps, dtype, device)
     on_progress("checking and timing products")
-    return TritonOps(check_products(products, steps, dtype, device))
+    return TritonOps(_choices(products, steps, dtype, device))
+
+
+def _choices(products: list[Product], steps: list[int], dtype: torch.dtype, device: torch.device) -> Choices:
+    """Every product is checked and timed once a process: engines that follow one another get the same choices."""
+    for product in products:
+        new_steps = [step for step in steps if (product, step, dtype, device) not in _CHOSEN]
+        if new_steps:
+            found = check_products([product], new_steps, dtype, device)
+            _CHOSEN.update({(product, step, dtype, device): found.get(product, step) for step in new_steps})
+    return Choices(
+        {(product.name, step): _CHOSEN[product, step, dtype, device] for product in products for step in steps}
+    )
 
 
 def _compile_side_by_side(products: list[Product], steps: list[int], dtype: torch.dtype, device: torch.device) -> None:

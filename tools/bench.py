@@ -31,6 +31,7 @@ from epicycle.tools.bench_workload import ModelEntry, Workload, WorkloadError, W
 from epicycle.tools.engine_options import parse_options, read_options
 from epicycle.tools.floors import Floors, rates_of
 from epicycle.tools.local_server import local_server
+from epicycle.tools.progress import progress
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 Run = Callable[[Load, str], RunResult]  # load and the run's name -> what it did
@@ -161,7 +162,7 @@ def engine_side(options: dict[str, Any], arguments: argparse.Namespace) -> Itera
     from epicycle.tools.bench_engine import run_engine
 
     give_back_memory()
-    engine = Engine.load(read_options(options))
+    engine = Engine.load(read_options(options), progress())
     facts = engine.capabilities()
     measures_decode, prefix_cache = not arguments.no_decode_window, not arguments.no_prefix_cache
     yield Served(

@@ -27,6 +27,7 @@ from epicycle.kvstore.errors import KvError
 from epicycle.tools import bench_facts
 from epicycle.tools.engine_options import parse_options, read_options
 from epicycle.tools.offline import Request
+from epicycle.tools.progress import progress
 from epicycle.tools.verify_compare import Difference, Outcome, first_difference
 from epicycle.tools.verify_conditions import CONDITIONS, share, skip_reason
 from epicycle.tools.verify_requests import MixFacts, describe, make_company, make_trials
@@ -50,7 +51,11 @@ class Verdict:
         return sum(condition == name for condition, _, _ in self.differing)
 
 
-def main(argv: list[str], load: Load = Engine.load) -> int:
+def load_telling(options: EngineConfig) -> Engine:
+    return Engine.load(options, progress())
+
+
+def main(argv: list[str], load: Load = load_telling) -> int:
     arguments = parser().parse_args(argv)
     try:
         options = base_options(arguments)

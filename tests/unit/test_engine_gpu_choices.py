@@ -1,0 +1,41 @@
+"""Which products a process checks and times, and when: once each, whatever engines it loads one after the other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+gpu = pytest.importorskip("epicycle.engine.gpu", reason="needs Triton")
+
+from epicycle.engine.kernels.ladder import Choices, Product, sure  # noqa: E402
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """(product, step) of every check so far."""
+    found: list[tuple[str, int]] = []
+
+    def check(products: list[Product], steps: list[int], dtype: torch.dtype, device: torch.device) -> Choices:
+        found.extend((product.name, step) for product in products for step in steps)
+        return Choices({(product.name, step): sure(product) for product in products for step in steps})
+
+    monkeypatch.setattr(gpu, "check_products", check)
+    monkeypatch.setattr(gpu, "_CHOSEN", {})
+    return found
+
+
+def test_a_second_engine_checks_only_what_the_first_did_not(checked: list[tuple[str, int]]) -> None:
+    first, second = Product("first", 64, 32), Product("second", 32, 64)
+    choices = gpu._choices([first], [1, 16], torch.bfloat16, CPU)
+    assert {("first", 1), ("first", 16)} == set(choices.picked)
+    gpu._choices([first, second], [1, 16, 32], torch.bfloat16, CPU)
+    assert [("first", 1), ("first", 16), ("first", 32), ("second", 1), ("second", 16), ("second", 32)] == checked
+
+
+def test_another_dtype_is_checked_anew(checked: list[tuple[str, int]]) -> None:
+    product = Product("one", 64, 32)
+    for dtype in (torch.bfloat16, torch.float16):
+        gpu._choices([product], [1], dtype, CPU)
+    assert [("one", 1)] * 2 == checked
