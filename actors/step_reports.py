@@ -42,6 +42,7 @@ def merge_reports(waiting: Wire, new: Wire) -> StepReport:
         tokens=pack(I32, [tokens for _, tokens in moved.values()]),
         freed_slots=waiting.freed_slots + new.freed_slots,
         freed_gens=waiting.freed_gens + new.freed_gens,
+        failed=waiting.failed + new.failed,
     )
 
 

@@ -114,6 +114,18 @@ class ExecutorConfig(Section, frozen=True):
     mock_pages: Annotated[int, doc("pages in the mock executor's pool")] = 4096
 
 
+class TransferConfig(Section, frozen=True):
+    """How executors hand each other the KV of prompts."""
+
+    connector: Annotated[str, doc("off; nixl; or copy: executors of one process only")] = "off"
+    nixl_backend: Annotated[str, doc("NIXL backend that carries the bytes")] = "UCX"
+    chunk_bytes: Annotated[int, doc("largest write")] = 256 << 20
+    inflight_bytes: Annotated[int, doc("bytes of writes that may be on their way at once")] = 2 << 30
+    idle_s: Annotated[float, doc("a transfer with writes on their way that moves nothing for so long has failed")] = (
+        30.0
+    )
+
+
 class LogConfig(Section, frozen=True):
     format: Annotated[str, doc("auto (console on a terminal, else json), json, or console")] = "auto"
     level: Annotated[str, doc("debug, info, warning, or error")] = "info"
@@ -125,6 +137,7 @@ class Config(Section, frozen=True):
     scheduler: SchedulerConfig = SchedulerConfig()
     supervisor: SupervisorConfig = SupervisorConfig()
     executor: ExecutorConfig = ExecutorConfig()
+    transfer: TransferConfig = TransferConfig()
     log: LogConfig = LogConfig()
     run_dir: Annotated[str, doc("run directory; empty: a fresh one under XDG_RUNTIME_DIR or /tmp")] = ""
     single_process: Annotated[bool, doc("all actors in one process, for debugging")] = False
@@ -205,6 +218,18 @@ RULES: tuple[Rule, ...] = (
     _one_of("executor.kind", ("engine", "mock")),
     _between("executor.mock_tick_ms", 0, 60_000),
     _between("executor.mock_pages", 1, 1 << 24),
+    _one_of("transfer.connector", ("off", "nixl", "copy")),
+    _between("transfer.chunk_bytes", 1, 1 << 40),
+    _between("transfer.inflight_bytes", 1, 1 << 40),
+    (
+        "transfer.chunk_bytes",
+        lambda config: config.transfer.chunk_bytes <= config.transfer.inflight_bytes,
+        lambda config: (
+            f"is {config.transfer.chunk_bytes}, must not be above transfer.inflight_bytes "
+            f"({config.transfer.inflight_bytes})"
+        ),
+    ),
+    _between("transfer.idle_s", 0.1, 86_400),
     _one_of("log.format", ("auto", "json", "console")),
     _one_of("log.level", ("debug", "info", "warning", "error")),
 )

@@ -20,6 +20,7 @@ from epicycle.transport.wire.kv import Census, Snapshot
 from epicycle.transport.wire.output import ToGateway
 from epicycle.transport.wire.plan import FromExecutor, ToExecutor
 from epicycle.transport.wire.request import Cancel, ToControl, Verdict
+from epicycle.transport.wire.transfer import Arrived, ToPeer
 from tests.wire.golden import breaks, current, read, sample, structs, tagged
 
 UNIONS: dict[str, Any] = {
@@ -33,6 +34,8 @@ UNIONS: dict[str, Any] = {
     "FromClient": FromClient,
     "ToClient": ToClient,
     "kv": Snapshot | Census,
+    "ToPeer": ToPeer,
+    "carried": Arrived,
 }
 STRUCTS = structs()
 TAGGED = tagged()

@@ -7,6 +7,7 @@ supervisor answers with PeerUp/PeerDown for the peers it needs, and Drain or Sto
 from __future__ import annotations
 
 from epicycle.transport.wire.base import Wire
+from epicycle.transport.wire.transfer import TransferFacts
 
 
 class Capabilities(Wire, frozen=True):
@@ -41,6 +42,7 @@ class Capabilities(Wire, frozen=True):
     max_logprobs: int = 20
     max_stop_ids: int = 64
     max_logit_bias: int = 512
+    transfer: TransferFacts | None = None  # an executor that can exchange KV with others
 
 
 class Hello(Wire, frozen=True, tag=40):
@@ -54,7 +56,8 @@ class Hello(Wire, frozen=True, tag=40):
 
 
 class Endpoint(Wire, frozen=True):
-    """A path this incarnation has bound. `link` is one of submit, cancel, verdicts, plan, reports, tokens, client."""
+    """A path this incarnation has bound. `link` is one of submit, cancel, verdicts, plan, reports, tokens, client,
+    transfer."""
 
     link: str
     address: str

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from epicycle.transport.wire.base import Wire
 from epicycle.transport.wire.request import LoopBounds, Sampling
+from epicycle.transport.wire.transfer import Export, Import, TransferFailure
 
 # Upper bounds of StepReport.rows_per_tick.
 ROWS_PER_TICK_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -19,6 +20,7 @@ class Join(Wire, frozen=True):
     `pages` (I32) is the page table so far, in position order; positions below `limit_tokens` may be written.
     `prefix_tokens` of the prompt are already in the pages (prefix cache). They may be the whole prompt: its last token
     is computed again, in every plane of its own, which writes the bits that are there. `queue_ms`: waited before this.
+    `imports` and `exports`: the two sides of a prompt that another executor computes (`transfer.py` tells how).
     """
 
     rid: int
@@ -33,6 +35,8 @@ class Join(Wire, frozen=True):
     prefix_tokens: int = 0
     noise_seed: int = 0
     queue_ms: float = 0.0
+    imports: Import | None = None
+    exports: Export | None = None
 
 
 class Grow(Wire, frozen=True):
@@ -51,13 +55,15 @@ class Grow(Wire, frozen=True):
 class Evict(Wire, frozen=True):
     """Take (slot, gen) off the device. `reason`: cancelled, deadline, shutdown. Already gone: ignored.
 
-    The executor emits Fin with that reason and reports the slot freed.
+    The executor emits Fin with that reason, unless the Evict `is_silent` (the request will run again), and reports the
+    slot freed.
     """
 
     slot: int
     gen: int
     reason: str = "cancelled"
     message: str = ""
+    is_silent: bool = False
 
 
 class Knobs(Wire, frozen=True):
@@ -92,7 +98,8 @@ class Reset(Wire, frozen=True, tag=11):
 class StepReport(Wire, frozen=True, tag=12):
     """What the executor has completed. Columns `slots`, `gens`, `tokens` (I32) list the rows that moved since the last
     report: `tokens` counts positions that hold KV or are in flight. `freed_*` list slots whose last tick is done: their
-    pages may be used again. The counters are totals since the epoch began.
+    pages may be used again. The counters are totals since the epoch began. `failed` names transfers that this side
+    can't complete, each once; their rows stay until control evicts them.
     """
 
     epoch: int
@@ -115,6 +122,7 @@ class StepReport(Wire, frozen=True, tag=12):
     prompt_tokens: int = 0
     generated_tokens: int = 0
     rows_per_tick: bytes = b""  # U64: ticks by their rows, one count for each bound and one for more
+    failed: list[TransferFailure] = []
 
 
 ToExecutor = Plan | Reset
