@@ -52,6 +52,9 @@ class LoadedEngine(Protocol):
 
     def new_pump(self, epoch: int) -> TickPump: ...
 
+    def beat_counters(self) -> dict[str, float]:
+        """What the engine adds to heartbeats, by the names of /metrics. Cheap; called from another thread."""
+
 
 def _load_engine(config: Config) -> LoadedEngine:
     from epicycle.engine.engine import Engine
@@ -70,6 +73,7 @@ class Executor:
         self._clock = clock
         self._tokens = TokenOutboxes()
         self._reports = Outbox("reports", 1, merge_reports)
+        self._engine: LoadedEngine | None = None
         self._pump: TickPump | None = None
         self._reports_made = 0
         self._resident = 0  # joined and not ended, as far as messages tell
@@ -94,7 +98,7 @@ class Executor:
         self._plans = cast("Receiver[ToExecutor]", host.fabric.bind(host.name, host.epoch, "plan", ToExecutor))
         engine = KINDS[host.config.executor.kind](host.config)
         engine.canary()
-        self._pump = engine.new_pump(host.epoch)
+        self._engine, self._pump = engine, engine.new_pump(host.epoch)
         capabilities = engine.capabilities()
         if host.config.server.served_model_name:
             capabilities = msgspec.structs.replace(capabilities, model_id=host.config.server.served_model_name)
@@ -192,6 +196,7 @@ class Executor:
                 'send_again_total{link="tokens"}': self._tokens.refused_sends,
                 "merged_token_rows_total": self._tokens.merged_rows,
                 f'stale_messages_total{{actor="{self._host.name}"}}': self._stale_messages,
+                **(self._engine.beat_counters() if self._engine is not None else {}),
             },
         )
 

@@ -325,6 +325,9 @@ class MockEngine:
     def new_pump(self, epoch: int) -> MockPump:
         return MockPump(self._facts, epoch, self._tick_s)
 
+    def beat_counters(self) -> dict[str, float]:
+        return {"vram_bytes": 0.0}
+
 
 def _canary_join() -> Join:
     return Join(

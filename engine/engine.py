@@ -127,6 +127,11 @@ class Engine:
         """How device ticks were run so far; None before the first pump and where ticks are eager."""
         return self._device_tick[1].counters if self._device_tick is not None else None
 
+    def beat_counters(self) -> dict[str, float]:
+        """What an executor's heartbeats add to /metrics; any thread."""
+        is_cuda = self.device.type == "cuda"
+        return {"vram_bytes": float(torch.cuda.memory_reserved(self.device)) if is_cuda else 0.0}
+
     def new_pump(self, epoch: int, clock: Callable[[], float] = time.monotonic) -> Pump:
         """A pump with empty slots. Pumps share the pool: use one at a time."""
         return self.make_pump(*self._new_tick(), epoch, clock)

@@ -91,6 +91,7 @@ def table(reply: HealthReply, port: int) -> str:
 
 
 def _row(actor: ActorHealth) -> tuple[str, ...]:
+    vram = actor.counters.get("vram_bytes", 0.0)  # an executor's; 0 without a device
     error = f"{actor.last_error} ({actor.last_error_age_ms / 1000:.0f} s ago)" if actor.last_error else "-"
     return (
         actor.name,
@@ -104,7 +105,7 @@ def _row(actor: ActorHealth) -> tuple[str, ...]:
         str(actor.mailbox_rejected),
         str(actor.in_flight),
         f"{actor.rss_bytes / 2**20:.0f}",
-        f"{actor.counters['vram_bytes'] / 2**20:.0f}" if "vram_bytes" in actor.counters else "-",
+        f"{vram / 2**20:.0f}" if vram else "-",
         _ms(actor.hop_ms, digits=2),
         error,
     )

@@ -68,6 +68,7 @@ class Core:
     def gauges(self) -> GatewayGauges:
         return GatewayGauges(
             name=self.name,
+            model_id=self.files.model_id,
             in_flight=len(self.table),
             waiting_cancels=self.links.waiting_cancels,
         )

@@ -81,9 +81,12 @@ class Client:
             return Answer(response.status, dict(response.headers), await response.read())
 
     async def metric(self, name: str) -> float:
-        """The value of one series of /metrics."""
+        """The value of one series of /metrics, or the sum over the labels of a bare name."""
         text = (await self.get("/metrics")).body.decode()
-        return float(next(line.rpartition(" ")[2] for line in text.splitlines() if line.startswith(name + " ")))
+        ends = (" ",) if "{" in name else (" ", "{")
+        lines = [line for line in text.splitlines() if line.startswith(tuple(name + end for end in ends))]
+        assert lines, f"no {name} on /metrics"
+        return sum(float(line.rpartition(" ")[2]) for line in lines)
 
     async def dial(self, path: str, fields: dict[str, Any]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A request on a socket of its own, sent and unread."""

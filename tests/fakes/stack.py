@@ -16,6 +16,7 @@ import msgspec
 from epicycle.actors.control import Control
 from epicycle.actors.executor import Executor
 from epicycle.actors.gateway.app import Gateway
+from epicycle.actors.host import LOOP_LAG
 from epicycle.transport.config import Config, ExecutorConfig
 from epicycle.transport.wire.control import ActorHealth, HealthReply, PeerDown
 from tests.fakes.fabric import FakeFabric
@@ -39,12 +40,14 @@ class StackHost(FakeHost):
     async def health(self, is_deep: bool = False) -> HealthReply:
         if self.stack.is_supervisor_silent:
             raise TimeoutError
+        facts = {host: host.actor.beat_facts() for host in self.stack.hosts if host.actor is not None}
         actors = [
             ActorHealth(
-                host.name, 1, "ready", host.epoch, 0, 0.0, 0.0, 0, 0, 0, counters=host.actor.beat_facts().counters
+                *(host.name, 1, "ready", host.epoch, 0, 0.0, 0.0, 0, 0, 0),
+                counters={**told.counters, LOOP_LAG: 0.0},
+                mailboxes=told.mailboxes,
             )
-            for host in self.stack.hosts
-            if host.actor is not None
+            for host, told in facts.items()
         ]
         return msgspec.structs.replace(self.health_reply, actors=actors)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from epicycle.actors.gateway.metrics import beat_families
+from epicycle.actors.gateway.beat_metrics import beat_families
 from epicycle.actors.step_reports import ReportTotals
 from epicycle.transport.tick_counters import TickCounters
 from epicycle.transport.wire.columns import U64, unpack_list
@@ -45,7 +45,7 @@ def test_prometheus_gets_cumulative_buckets() -> None:
         'rows_per_tick_bucket{le="+Inf"}': 1.0,
     }
     (family,) = [
-        one for one in beat_families([beat | {"rows_in_ticks_total": 20.0}]) if one.name.endswith("rows_per_tick")
+        one for one in beat_families([beat | {"rows_in_ticks_total": 20.0}], "m") if one.name.endswith("rows_per_tick")
     ]
 
     shown = {sample.labels.get("le", sample.name): sample.value for sample in family.samples}

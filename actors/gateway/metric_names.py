@@ -1,0 +1,78 @@
+"""The names on /metrics that other actors feed, in tables. To add a metric: count it in the actor that knows it, put it
+into that actor's `beat_facts().counters` under `name` or `name{label="value",...}`, and add its line here. Nothing
+else changes; a name that an actor sends and no table here knows fails tests/e2e/test_metrics.py.
+
+Values of one name and labels from several actors add up. Labels are the sender's business: executors label what is
+theirs (`executor="ex0"`), so that sums over labels stay the whole server's. The dashboard in docs/grafana and its test
+read what the exporter shows, so new names need no change there either.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+PREFIX: Final = "epicycle_"
+
+# name -> (kind, help).
+FROM_BEATS: Final[dict[str, tuple[str, str]]] = {
+    "requests_running": ("gauge", "requests that hold a slot"),
+    "requests_waiting": ("gauge", "requests without a first token yet, by what they wait for"),
+    "kv_pages": ("gauge", "pages of the KV pool by state"),
+    "kv_usage_ratio": ("gauge", "share of the KV pool that requests hold; cached prefixes count as free"),
+    "uneven_census_total": ("counter", "counts of the pool that didn't add up"),
+    "prompt_tokens_total": ("counter", "prompt tokens taken in"),
+    "generation_tokens_total": ("counter", "tokens generated"),
+    "ticks_total": ("counter", "traversals of the recurrent core"),
+    "rows_in_ticks_total": ("counter", "rows summed over ticks"),
+    "mixed_depth_ticks_total": ("counter", "ticks with rows at different depths"),
+    "core_row_loops_total": ("counter", "loops run, summed over rows"),
+    "prefix_query_tokens_total": ("counter", "prompt tokens of requests that looked for a cached prefix"),
+    "prefix_hit_tokens_total": ("counter", "prompt tokens not computed, since the prefix cache had them"),
+    "session_pinned_pages": ("gauge", "pages that sessions keep in the prefix cache"),
+    "loops_saved_total": ("counter", "loops not run because tokens left early"),
+    "preemptions_total": ("counter", "requests taken off the device to make room"),
+    "starved_total": ("counter", "times a row had to wait for its lease to grow, or ended because it could not"),
+    "yielded_rows_total": ("counter", "rows that ended early to give up their pages"),
+    "plans_total": ("counter", "plans sent to the executor"),
+    "merged_plan_changes_total": ("counter", "plan changes merged into a pending plan"),
+    "merged_token_rows_total": ("counter", "token rows merged because a gateway was slow"),
+    "stale_messages_total": ("counter", "messages dropped for an epoch, slot or request that is gone"),
+    "send_again_total": ("counter", "sends that found a link full"),
+    "rejections_total": ("counter", "requests refused, by code"),
+}
+
+# Histograms of other actors: their beats carry `NAME_bucket{le="..."}`, each bucket's own count, not cumulative.
+# name -> (the counter in FROM_BEATS that holds the sum, help).
+HISTOGRAMS_FROM_BEATS: Final[dict[str, tuple[str, str]]] = {
+    "rows_per_tick": ("rows_in_ticks_total", "rows of a tick"),
+}
+
+# What every process says of itself: shown with the label `actor`, never summed. name -> help.
+PER_ACTOR: Final[dict[str, str]] = {
+    "loop_lag_seconds": "since the actor's own loop last turned",
+    "vram_bytes": "device memory that the process has reserved",
+}
+
+# vLLM's name -> ours, with the same value and one more label, `model_name`; dashboards made for vLLM then work.
+ALIASES: Final[dict[str, str]] = {
+    "vllm:num_requests_running": "requests_running",
+    "vllm:num_requests_waiting_by_reason": "requests_waiting",
+    "vllm:kv_cache_usage_perc": "kv_usage_ratio",
+    "vllm:gpu_cache_usage_perc": "kv_usage_ratio",
+    "vllm:prompt_tokens_total": "prompt_tokens_total",
+    "vllm:generation_tokens_total": "generation_tokens_total",
+    "vllm:num_preemptions_total": "preemptions_total",
+    "vllm:prefix_cache_queries_total": "prefix_query_tokens_total",
+    "vllm:prefix_cache_hits_total": "prefix_hit_tokens_total",
+}
+# The same for sums over all labels.
+SUMMED_ALIASES: Final[dict[str, str]] = {"vllm:num_requests_waiting": "requests_waiting"}
+# And for histograms that gateways count.
+HISTOGRAM_ALIASES: Final[dict[str, str]] = {
+    "vllm:time_to_first_token_seconds": "ttft_seconds",
+    "vllm:inter_token_latency_seconds": "itl_seconds",
+    "vllm:e2e_request_latency_seconds": "e2e_seconds",
+    "vllm:request_queue_time_seconds": "queue_seconds",
+    "vllm:request_prefill_time_seconds": "prefill_seconds",
+    "vllm:request_decode_time_seconds": "decode_seconds",
+}
