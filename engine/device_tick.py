@@ -69,8 +69,9 @@ class DeviceTick:
         return self._runner.counters
 
     def new_epoch(self) -> None:
-        """Nobody is resident."""
+        """Nobody is resident, also where an earlier pump was left in the middle of prompts."""
         self._slots.is_decoding.zero_()
+        self._inputs.empty()
 
     def drop(self, slot: int) -> None:
         """The slot's request has gone: ticks launched from now on don't run it."""

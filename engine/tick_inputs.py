@@ -76,9 +76,13 @@ class TickInputs:
         self._decode = torch.full((ladder.decode[-1],), slot_sink, dtype=torch.int64, device=device)
         size = self._chunk_numbers + _PROMPT_COLUMNS * self.state_rows
         self._prompt = torch.zeros(size, dtype=torch.int64, device=device)
+        self._decode_slots: list[int] = []  # what the device has
+        self.empty()
+
+    def empty(self) -> None:
+        """No chunk is in flight."""
         self._held: dict[int, _Column] = {}  # slot -> state rows of its chunk in flight
         self._free = list(range(self.state_rows))
-        self._decode_slots: list[int] = []  # what the device has
 
     # Views that ticks read
 

@@ -11,7 +11,12 @@ import pytest
 from epicycle.tools.train_embedded import main
 from tests.fakes.toy_corpus import write_toy_corpus
 
-pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),  # what torch.compile itself still uses
+]
 
 
 @pytest.mark.parametrize("arch", ["ouro", "huginn"])

@@ -9,7 +9,7 @@ import pytest
 from epicycle.engine.engine import Engine
 from epicycle.transport.wire.columns import F32, I32, pack
 from epicycle.transport.wire.request import LoopBounds, Sampling
-from tests.fakes.serving import Ask, serve_all, tiny_engine, tiny_folder
+from tests.fakes.serving import Ask, Serving, serve_all, tiny_engine, tiny_folder
 from tests.fakes.tiny_models import CONFIGS
 
 GREEDY = Sampling(max_tokens=8, temperature=0.0)
@@ -67,3 +67,15 @@ class TestBits:
         eager = tiny_engine(folder, tick="eager", kv_layout=layout)
         device = tiny_engine(folder, tick="device", kv_layout=layout)
         assert bits(eager, asks) == bits(device, asks)
+
+
+def test_a_pump_left_in_the_middle_of_its_prompts_takes_nothing_from_the_next_one(folder: Path) -> None:
+    asks = [Ask(list(range(3, 33)), GREEDY) for _ in range(4)]
+    expected = bits(tiny_engine(folder, tick="device", prompt_chunk_tokens=8), asks)
+    engine = tiny_engine(folder, tick="device", prompt_chunk_tokens=8)
+    for _ in range(3):
+        left = Serving(engine)
+        for ask in asks:
+            left.submit(ask)
+        left.step()
+    assert expected == bits(engine, asks)
