@@ -121,9 +121,9 @@ class Stream:
                 self._usage = msgspec.json.decode(usage) if usage else {}
                 self._end()
                 raise StopAsyncIteration
-            case Failed(status=status, code=code, message=text):
+            case Failed(status=status, code=code, message=text, param=param):
                 self._end()
-                raise ClientError(code, text, status)
+                raise ClientError(code, text, status, param)
             case _:
                 raise AssertionError(message)
 

@@ -46,7 +46,9 @@ class ServerConfig(Section, frozen=True):
     request_deadline_s: Annotated[float, doc("longest life of a request, queue included; 0: none")] = 0.0
     max_choices: Annotated[int, doc("largest n, and prompts x n of one request")] = 64
     slow_client_events: Annotated[int, doc("events one client may leave unread before it is cut off")] = 4096
-    trace_file: Annotated[str, doc("recorded exit depths by trace id (JSON object of lists), for exit rule trace")] = ""
+    trace_file: Annotated[
+        str, doc("recorded exit depths by trace id, for exit rule trace: a JSON object of lists, or a --record file")
+    ] = ""
 
 
 class EngineConfig(Section, frozen=True):

@@ -43,9 +43,13 @@ class RunDirError(TransportError):
 
 
 class ClientError(TransportError):
-    """A request that ended badly at the server: `code` as in the HTTP error body, `status` its HTTP status."""
+    """A request that ended badly at the server: `code` and `param` as in the HTTP error body, `status` its HTTP status.
 
-    def __init__(self, code: str, message: str, status: int = 500) -> None:
+    `param` is the field at fault, empty where none is.
+    """
+
+    def __init__(self, code: str, message: str, status: int = 500, param: str = "") -> None:
         super().__init__(message)
         self.code = code
         self.status = status
+        self.param = param

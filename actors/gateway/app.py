@@ -20,6 +20,7 @@ from epicycle.actors.gateway.clients import ClientEndpoint
 from epicycle.actors.gateway.core import Core
 from epicycle.actors.gateway.served import load_files
 from epicycle.actors.gateway.site import JsonRunner, make_application
+from epicycle.actors.gateway.trace_file import unfit
 from epicycle.actors.ports import BeatFacts, Host
 from epicycle.transport.attach import attach
 from epicycle.transport.link import Receiver, path_name
@@ -172,6 +173,16 @@ class Gateway:
             eos_ids=sorted(served.eos_ids),
             defaults=str(served.defaults),
         )
+        strangers = unfit(served.files.traces, served.facts.loops)
+        if strangers:
+            _log.warning(
+                "traces_unfit",
+                actor=self._host.name,
+                loops=served.facts.loops,
+                traces=len(strangers),
+                of=len(served.files.traces),
+                first=strangers[0],
+            )
 
 
 def make_actor(host: Host, http_socket: socket.socket) -> Gateway:

@@ -44,6 +44,8 @@ def listed_depths(body: CompletionBody | ChatBody, served: Served) -> list[int] 
     if body.exit_trace is not None and body.trace_id is not None:
         raise invalid("trace_id", "trace_id and exit_trace exclude each other")
     if body.exit_trace is not None:
+        if not body.exit_trace:
+            raise invalid("exit_trace", "exit_trace is empty; it needs one depth per output")
         return body.exit_trace
     depths = served.files.traces.get(body.trace_id or "")
     if depths is None:

@@ -7,16 +7,14 @@ end-of-sequence ids. Must not know requests.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from epicycle.actors.gateway.chat import ChatTemplate, load_template
 from epicycle.actors.gateway.defaults import Defaults, resolve_defaults
 from epicycle.actors.gateway.tokenizer import ServedTokenizer, load_tokenizer, read_json
+from epicycle.actors.gateway.trace_file import load_traces
 from epicycle.actors.model_folder import model_folder
-from epicycle.transport.config import Config, ConfigError
+from epicycle.transport.config import Config
 from epicycle.transport.wire.columns import I32, unpack_list
 from epicycle.transport.wire.control import Capabilities
 
@@ -51,7 +49,7 @@ def load_files(config: Config) -> ModelFiles:
         tokenizer=tokenizer,
         template=load_template(tokenizer),
         generation=read_json(folder / "generation_config.json"),
-        traces=_load_traces(config.server.trace_file),
+        traces=load_traces(config.server.trace_file),
     )
 
 
@@ -76,12 +74,3 @@ def _eos_union(files: ModelFiles, facts: Capabilities) -> frozenset[int]:
 def _id(tokenizer: ServedTokenizer, text: str) -> int:
     token = tokenizer.id_of(text)
     return -1 if token is None else token
-
-
-def _load_traces(path: str) -> dict[str, list[int]]:
-    if not path:
-        return {}
-    try:
-        return msgspec.json.decode(Path(path).read_bytes(), type=dict[str, list[int]])
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"server.trace_file {path}: {error}; it must be a JSON object of lists of depths") from error
