@@ -111,7 +111,7 @@ class Engine:
         layout = make_layout(options, spec, dtype)
         triton_ops = None if isinstance(ops, PlainOps | TiledOps) else ops
         room_bytes = 0
-        if device.type == "cuda" and not options.kv_memory_bytes:
+        if triton_ops is not None and not options.kv_memory_bytes:
             with memory_errors("the work of a tick"):
                 room_bytes = measure_room(options, files, model, triton_ops, layout, dtype, device, on_progress)
         plan = plan_engine_pool(options, spec, layout, device, room_bytes)
@@ -175,6 +175,7 @@ class Engine:
             return
         from epicycle.engine import gpu
 
+        assert self._triton_ops is not None, "a GPU's operations are kernels"
         tick, self.capture = gpu.make_tick(
             self.model,
             self._triton_ops,

@@ -46,7 +46,7 @@ _WARM_OUTPUTS = 512  # rows of the weight that a configuration is compiled with
 _WARM_ROWS = 8
 
 Progress = Callable[[str], None]
-_CHOSEN: dict[tuple[Product, int, torch.dtype, torch.device], GemmConfig] = {}
+_CHOSEN: dict[tuple[Product, int, torch.dtype, torch.device, bool], GemmConfig] = {}
 
 
 def products_of(spec: ModelSpec) -> list[Product]:
@@ -63,26 +63,40 @@ def products_of(spec: ModelSpec) -> list[Product]:
 
 
 def make_ops(
-    spec: ModelSpec, dtype: torch.dtype, device: torch.device, most_rows: int, on_progress: Progress
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    most_rows: int,
+    on_progress: Progress,
+    *,
+    keeps_bits: bool = True,
 ) -> TritonOps:
-    """Operations whose products run, at every number of rows, the fastest way that keeps a row's bits."""
+    """Operations whose products run, at every number of rows, the fastest way that keeps a row's bits; without
+    `keeps_bits` the fastest way."""
     products = products_of(spec)
     steps = [step for step in STEPS if step <= step_for(most_rows)]
     on_progress("compiling kernels")
     _compile_side_by_side(products, steps, dtype, device)
     on_progress("checking and timing products")
-    return TritonOps(_choices(products, steps, dtype, device))
+    return TritonOps(_choices(products, steps, dtype, device, keeps_bits=keeps_bits))
 
 
-def _choices(products: list[Product], steps: list[int], dtype: torch.dtype, device: torch.device) -> Choices:
+def _choices(
+    products: list[Product], steps: list[int], dtype: torch.dtype, device: torch.device, *, keeps_bits: bool
+) -> Choices:
     """Every product is checked and timed once a process: engines that follow one another get the same choices."""
     for product in products:
-        new_steps = [step for step in steps if (product, step, dtype, device) not in _CHOSEN]
+        new_steps = [step for step in steps if (product, step, dtype, device, keeps_bits) not in _CHOSEN]
         if new_steps:
-            found = check_products([product], new_steps, dtype, device)
-            _CHOSEN.update({(product, step, dtype, device): found.get(product, step) for step in new_steps})
+            found = check_products([product], new_steps, dtype, device, keeps_bits=keeps_bits)
+            for step in new_steps:
+                _CHOSEN[product, step, dtype, device, keeps_bits] = found.get(product, step)
     return Choices(
-        {(product.name, step): _CHOSEN[product, step, dtype, device] for product in products for step in steps}
+        {
+            (product.name, step): _CHOSEN[product, step, dtype, device, keeps_bits]
+            for product in products
+            for step in steps
+        }
     )
 
 
@@ -171,7 +185,7 @@ def _parts(ladder: Ladder, spec: ModelSpec) -> list[Part]:
 
 def make_tick(
     model: LoopedModel,
-    ops: TritonOps | None,
+    ops: TritonOps,
     pool: KvPool,
     tensors: TickTensors,
     rule: ExitRule,
@@ -180,7 +194,7 @@ def make_tick(
     has_graphs: bool,
     on_progress: Progress,
 ) -> tuple[DeviceTick, CaptureReport | None]:
-    """A tick that never waits for the device, captured where `has_graphs`. `ops` are the model's, if kernels are."""
+    """A tick that never waits for the device, captured where `has_graphs`. `ops` are the model's."""
     backend = kernel_backend(model, ops, pool, tensors, rule, rule_name, RULES[rule_name])
     if not has_graphs:
         return DeviceTick(model, tensors, backend, PlainRunner()), None

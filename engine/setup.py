@@ -147,7 +147,7 @@ def measure_room(
     options: EngineConfig,
     files: ModelFiles,
     model: LoopedModel,
-    ops: TritonOps | None,
+    ops: TritonOps,
     layout: KvLayout,
     dtype: torch.dtype,
     device: torch.device,
@@ -183,13 +183,14 @@ def make_ops(
     options: EngineConfig, spec: ModelSpec, dtype: torch.dtype, device: torch.device, on_progress: Progress
 ) -> tuple[PlainOps | TiledOps | TritonOps, int]:
     """(operations, the multiple of rows they like); with invariant numerics they have been checked."""
-    if options.numerics == "fast":
-        return PlainOps(), 1
+    is_invariant = options.numerics == "invariant"
     if device.type != "cpu":
         from epicycle.engine import gpu
 
         most_rows = options.slots + most_prompt_rows(options, device)
-        return gpu.make_ops(spec, dtype, device, most_rows, on_progress), 1
+        return gpu.make_ops(spec, dtype, device, most_rows, on_progress, keeps_bits=is_invariant), 1
+    if not is_invariant:
+        return PlainOps(), 1
     chunk = options.prompt_chunk_tokens or PROMPT_CHUNK_TOKENS["cpu"]
     ops = choose_ops(spec, dtype, options.slots + chunk)
     layout = make_layout(options, spec, dtype)

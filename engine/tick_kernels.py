@@ -174,14 +174,14 @@ class KernelLineUp:
 
 def kernel_backend(
     model: LoopedModel,
-    ops: TritonOps | None,
+    ops: TritonOps,
     pool: KvPool,
     tensors: TickTensors,
     rule: ExitRule,
     rule_name: str,
     needs: RuleEntry,
 ) -> TickBackend:
-    """A tick that never waits for the device. Without `ops` the model computes each loop by operations of its own."""
+    """A tick that never waits for the device."""
     ladder, page_table = tensors.inputs.ladder, tensors.slots.page_table
     attention = PagedAttention(
         pool, page_table, model.spec.heads, decode_rows=ladder.decode[-1], prompt_rows=ladder.prompt[-1]
@@ -200,8 +200,8 @@ def kernel_backend(
     )
 
 
-def _loop_runner(model: LoopedModel, ops: TritonOps | None, attention: PagedAttention) -> RunLoop:
-    fused = fuse(model, ops) if ops is not None else None
+def _loop_runner(model: LoopedModel, ops: TritonOps, attention: PagedAttention) -> RunLoop:
+    fused = fuse(model, ops)
     if fused is None:
         return lambda state, frame: model.loop(state, attention.rows(frame))
     return lambda state, frame: fused(state, attention.rows(frame))

@@ -201,20 +201,22 @@ class Choices:
         return self.picked.get((product.name, step_for(rows)), sure(product))
 
 
-def choose(products: list[Product], steps: list[int], probe: Probe) -> Choices:
+def choose(products: list[Product], steps: list[int], probe: Probe, *, keeps_bits: bool = True) -> Choices:
     """Time every candidate of every product and step and keep the fastest of those that are bit-equal.
 
     Bits are compared from the fastest candidate down, so that slow ones aren't checked for nothing. One that can't run
-    on this device must answer infinity as its time.
+    on this device must answer infinity as its time. Without `keeps_bits` the fastest is taken whatever its bits, and
+    the library is a candidate for every product.
     """
     choices = Choices()
     for product in products:
         for step in steps:
-            timed = sorted((probe.time_us(product, config, step), config.key, config) for config in _all(product, step))
+            tried = _all(product, step) if keeps_bits else {*_all(product, step), LIBRARY}
+            timed = sorted((probe.time_us(product, config, step), config.key, config) for config in tried)
             for time_us, key, config in timed:
                 if time_us == float("inf"):
                     break
-                if config == sure(product) or probe.is_equal(product, config, step):
+                if not keeps_bits or config == sure(product) or probe.is_equal(product, config, step):
                     choices.picked[product.name, step] = config
                     break
                 choices.refused.append((product.name, step, key))

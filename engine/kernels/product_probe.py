@@ -73,9 +73,11 @@ def check_products(
     dtype: torch.dtype,
     device: torch.device,
     weights: dict[str, Tensor] | None = None,
+    *,
+    keeps_bits: bool = True,
 ) -> Choices:
     """Time and compare every implementation of `products` on `steps` of the ladder; seconds, once at start-up."""
-    return choose(products, steps, ProductProbe(max(steps), dtype, device, weights or {}))
+    return choose(products, steps, ProductProbe(max(steps), dtype, device, weights or {}), keeps_bits=keeps_bits)
 
 
 def _graph_us(launches: list[partial[Tensor]]) -> float:

@@ -17,7 +17,9 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """(product, step) of every check so far."""
     found: list[tuple[str, int]] = []
 
-    def check(products: list[Product], steps: list[int], dtype: torch.dtype, device: torch.device) -> Choices:
+    def check(
+        products: list[Product], steps: list[int], dtype: torch.dtype, device: torch.device, *, keeps_bits: bool
+    ) -> Choices:
         found.extend((product.name, step) for product in products for step in steps)
         return Choices({(product.name, step): sure(product) for product in products for step in steps})
 
@@ -28,14 +30,21 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 
 def test_a_second_engine_checks_only_what_the_first_did_not(checked: list[tuple[str, int]]) -> None:
     first, second = Product("first", 64, 32), Product("second", 32, 64)
-    choices = gpu._choices([first], [1, 16], torch.bfloat16, CPU)
+    choices = gpu._choices([first], [1, 16], torch.bfloat16, CPU, keeps_bits=True)
     assert {("first", 1), ("first", 16)} == set(choices.picked)
-    gpu._choices([first, second], [1, 16, 32], torch.bfloat16, CPU)
+    gpu._choices([first, second], [1, 16, 32], torch.bfloat16, CPU, keeps_bits=True)
     assert [("first", 1), ("first", 16), ("first", 32), ("second", 1), ("second", 16), ("second", 32)] == checked
+
+
+def test_choices_whose_bits_are_free_are_their_own(checked: list[tuple[str, int]]) -> None:
+    product = Product("one", 64, 32)
+    for keeps_bits in (True, False, False):
+        gpu._choices([product], [1], torch.bfloat16, CPU, keeps_bits=keeps_bits)
+    assert [("one", 1)] * 2 == checked
 
 
 def test_another_dtype_is_checked_anew(checked: list[tuple[str, int]]) -> None:
     product = Product("one", 64, 32)
     for dtype in (torch.bfloat16, torch.float16):
-        gpu._choices([product], [1], dtype, CPU)
+        gpu._choices([product], [1], dtype, CPU, keeps_bits=True)
     assert [("one", 1)] * 2 == checked

@@ -54,6 +54,13 @@ def test_the_sure_one_is_left_when_every_other_has_other_bits() -> None:
     assert sure(PLAIN) == choose([PLAIN], [16], FakeProbe(unequal=every)).get(PLAIN, 16)
 
 
+def test_where_bits_are_free_the_fastest_is_picked_uncompared_the_library_for_split_products_too() -> None:
+    split = Product("split", 2048, 5632, chunks=4)
+    probe = FakeProbe({LIBRARY.key: 1.0}, {LIBRARY.key})
+    assert [LIBRARY] * 2 == [choose([it], [16], probe, keeps_bits=False).get(it, 16) for it in (PLAIN, split)]
+    assert [] == probe.compared
+
+
 def test_what_cannot_run_is_neither_compared_nor_picked() -> None:
     probe = FakeProbe({config.key: float("inf") for config in candidates(PLAIN, 2048)})
     assert sure(PLAIN) == choose([PLAIN], [2048], probe).get(PLAIN, 2048)
