@@ -9,8 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
 from epicycle.actors import refusals
 from epicycle.actors.admission_policy import PassLimits, admission_pass, order_key
@@ -28,7 +27,8 @@ from epicycle.actors.control_messages import (
     Withdraw,
 )
 from epicycle.actors.inbox import Inbox
-from epicycle.actors.prefix_policy import PrefixPolicy, prefix_policy
+from epicycle.actors.prefix_policy import prefix_policy
+from epicycle.actors.routes import PrefixView, Route, Routes
 from epicycle.actors.waiting import Entry, WaitingQueue
 from epicycle.kvstore.reserve import ReserveRule
 from epicycle.transport.config import Config
@@ -40,14 +40,6 @@ DEPARTURES = 32
 RETRY_AFTER_MAX_S = 60
 
 
-class PrefixView(Protocol):
-    """Counts of leading keys: how many name cached pages, and how many of those cost a newcomer no room."""
-
-    def known(self, keys: Sequence[bytes]) -> int: ...
-
-    def in_use(self, keys: Sequence[bytes]) -> int: ...
-
-
 Answer = Callable[[int, Verdict], None]  # gateway number, verdict
 MakeRule = Callable[[Capabilities], ReserveRule]
 
@@ -55,7 +47,7 @@ MakeRule = Callable[[Capabilities], ReserveRule]
 class Admission:
     """One inbox (`inbox`), turned by `turn`. `answer` sends a verdict to a gateway.
 
-    `cache` is what may be asked about cached pages at any time.
+    `cache` is what may be asked about the cached pages of the executor of an epoch at any time.
     """
 
     def __init__(
@@ -65,7 +57,7 @@ class Admission:
         to_scheduler: Callable[[ToScheduler], None],
         answer: Answer,
         make_rule: MakeRule,
-        cache: Callable[[], PrefixView],
+        cache: Callable[[int], PrefixView],
     ) -> None:
         self.inbox: Inbox[ToAdmission] = Inbox("admission")
         self.progress = 0
@@ -76,12 +68,8 @@ class Admission:
         self._to_scheduler = to_scheduler
         self._answer = answer
         self._make_rule = make_rule
-        self._cache = cache
         self._limits = PassLimits(config.scheduler.scan_limit, config.scheduler.max_bypasses)
-        self._facts: Capabilities | None = None
-        self._rule: ReserveRule | None = None
-        self._prefix: PrefixPolicy | None = None
-        self._room = Room(0, 0)
+        self._routes = Routes(cache)
         self._waiting = WaitingQueue()
         self._running: set[int] = set()
         self._computing: dict[bytes, int] = {}  # landmarks of the prompts being computed -> by whom
@@ -120,14 +108,11 @@ class Admission:
                 self._running.discard(rid)
                 self._departures.append(self._clock())
             case Room():
-                self._is_dirty |= message != self._room
-                self._room = message
-            case ExecutorUp(facts=facts):
-                self._facts, self._rule = facts, self._make_rule(facts)
-                self._prefix = prefix_policy(self._config, facts)
-            case ExecutorDown(reason=reason):
-                self._facts, self._rule, self._room = None, None, Room(0, 0)
-                self._refuse_waiting(lambda rid: refusals.engine_lost(rid, reason))
+                self._is_dirty |= self._routes.update(message)
+            case ExecutorUp(epoch=epoch, facts=facts):
+                self._routes.add(Route(epoch, facts, self._make_rule(facts), prefix_policy(self._config, facts)))
+            case ExecutorDown(epoch=epoch, reason=reason):
+                self._lose_executor(epoch, reason)
             case GatewayLost(number=number):
                 for entry in self._waiting.entries():
                     if entry.submit.gateway == number:
@@ -149,11 +134,10 @@ class Admission:
         if refusal is not None:
             self._reject(submit.gateway, refusal)
             return
-        assert self._rule is not None and self._prefix is not None
-        now_s = self._clock()
-        pages = self._rule.first_pages(len(submit.prompt) // 4, max(1, submit.sampling.max_tokens))
+        route, now_s = self._routes.first, self._clock()
+        pages = route.rule.first_pages(len(submit.prompt) // 4, max(1, submit.sampling.max_tokens))
         key = order_key(submit.priority, now_s, self._config.scheduler.ageing_s)
-        self._waiting.add(submit, now_s, pages, key, self._prefix.keys(submit), self._prefix.most_hits(submit))
+        self._waiting.add(submit, now_s, pages, key, route.prefix.keys(submit), route.prefix.most_hits(submit))
         deadline_ms = self._deadline_ms(submit)
         if deadline_ms > 0:
             heapq.heappush(self._deadlines, (now_s + deadline_ms / 1e3, submit.rid))
@@ -163,9 +147,9 @@ class Admission:
         """Why this request can't even wait; None when it can."""
         if self._is_draining:
             return refusals.draining(submit.rid)
-        if self._facts is None:
+        if not self._routes:
             return refusals.not_ready(submit.rid)
-        refusal = refusals.never_fits(submit.rid, len(submit.prompt) // 4, submit.sampling.max_tokens, self._facts)
+        refusal = self._routes.refusal(submit)
         if refusal is not None:
             return refusal
         most = self._config.scheduler.max_waiting
@@ -211,21 +195,23 @@ class Admission:
 
     def _admit(self) -> None:
         """One pass of the policy; what it picks goes to the scheduler."""
-        if not self._waiting or self._room.slots == 0:
+        if not self._waiting or self._routes.are_full:
             return
         head = self._ready(self._waiting.head(self._limits.scan_limit))
-        costs = [entry.pages - self._cache().in_use(entry.keys[: entry.most_hits]) for entry in head]
-        result = admission_pass(
-            costs,
-            [entry.bypasses for entry in head],
-            self._room.slots,
-            self._room.pages,
-            self._limits,
-        )
+        taken: dict[int, Route] = {}
+
+        def take(position: int) -> bool:
+            route = self._routes.take(head[position])
+            if route is not None:
+                taken[position] = route
+            return route is not None
+
+        bypasses = [entry.bypasses for entry in head]
+        result = admission_pass(take, lambda: self._routes.are_full, bypasses, self._limits)
         for position, passed in result.bypassed:
             head[position].bypasses += passed
         for position in result.admitted:
-            self._let_in(head[position], costs[position])
+            self._let_in(head[position], taken[position])
         self._is_dirty = bool(result.admitted)  # one pass looks at a bounded part of the queue
 
     def _ready(self, head: list[Entry]) -> list[Entry]:
@@ -246,11 +232,11 @@ class Admission:
 
     def _landmarks(self, entry: Entry) -> tuple[bytes, ...]:
         """Keys at the end of the first chunk and of the last full page that aren't cached yet."""
-        assert self._facts is not None
-        keys, known = entry.keys, self._cache().known(entry.keys)
+        keys, known = entry.keys, self._routes.known(entry.keys)
         if known == len(keys):
             return ()
-        chunk_end = known + max(1, self._facts.prompt_chunk_tokens // self._facts.page_tokens)
+        facts = self._routes.first.facts
+        chunk_end = known + max(1, facts.prompt_chunk_tokens // facts.page_tokens)
         return (keys[chunk_end - 1], keys[-1]) if chunk_end < len(keys) else (keys[-1],)
 
     def _computed(self, rid: int) -> None:
@@ -260,16 +246,28 @@ class Admission:
                 del self._computing[key]
                 self._is_dirty = True
 
-    def _let_in(self, entry: Entry, cost_pages: int) -> None:
+    def _let_in(self, entry: Entry, route: Route) -> None:
         rid = entry.submit.rid
         self._waiting.remove(rid)
         self._running.add(rid)
-        self._room = Room(self._room.slots - 1, self._room.pages - cost_pages)
         self._landmarks_of[rid] = self._landmarks(entry)
         self._computing |= dict.fromkeys(self._landmarks_of[rid], rid)
         queue_ms = (self._clock() - entry.arrived_s) * 1e3
-        self._to_scheduler(Admit(entry.submit, queue_ms, entry.pages, entry.keys, entry.most_hits))
+        self._to_scheduler(Admit(entry.submit, route.epoch, queue_ms, entry.pages, entry.keys, entry.most_hits))
         self.progress += 1
+
+    def _lose_executor(self, epoch: int, reason: str) -> None:
+        """The others go on; without any, nobody knows when there will be one, so nobody waits."""
+        self._routes.remove(epoch)
+        if not self._routes:
+            self._refuse_waiting(lambda rid: refusals.engine_lost(rid, reason))
+            return
+        for entry in self._waiting.entries():
+            refusal = self._routes.refusal(entry.submit)
+            if refusal is not None:  # only the lost one was large enough
+                self._waiting.remove(entry.submit.rid)
+                self._reject(entry.submit.gateway, refusals.engine_lost(entry.submit.rid, reason))
+        self._is_dirty = True
 
     def _refuse_waiting(self, refuse: Callable[[int], Rejected]) -> None:
         for entry in self._waiting.entries():

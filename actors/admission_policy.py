@@ -1,11 +1,11 @@
 """Who of the waiting gets in: order by aged priority, a bounded scan, and a bounded number of bypasses.
 
-Pure functions of numbers. It must not know requests, clocks or messages.
+Pure functions of numbers and of who fits. It must not know requests, executors, clocks or messages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 
@@ -35,26 +35,25 @@ def order_key(priority: int, arrived_s: float, ageing_s: float) -> float:
 
 
 def admission_pass(
-    pages: Sequence[int], bypasses: Sequence[int], free_slots: int, free_pages: int, limits: PassLimits
+    take: Callable[[int], bool], is_full: Callable[[], bool], bypasses: Sequence[int], limits: PassLimits
 ) -> PassResult:
-    """One pass over the queue, best first. `pages[i]` is what position i needs, `bypasses[i]` how often it was passed.
+    """One pass over the queue, best first. `take(i)` claims room for position i if there is some for it; `is_full`:
+    nobody could get in. `bypasses[i]`: how often position i was passed.
 
     A request that doesn't fit is deferred in place and each later one that gets in counts as one bypass; once somebody
     has been passed `max_bypasses` times nobody gets past until it fits.
     """
     admitted: list[int] = []
     blocked: dict[int, int] = {}
-    for position in range(min(len(pages), limits.scan_limit)):
-        if free_slots == 0:
+    for position in range(min(len(bypasses), limits.scan_limit)):
+        if is_full():
             break
         if any(bypasses[at] + passed >= limits.max_bypasses for at, passed in blocked.items()):
             break
-        if pages[position] > free_pages:
+        if not take(position):
             blocked[position] = 0
             continue
         admitted.append(position)
-        free_slots -= 1
-        free_pages -= pages[position]
         for at in blocked:
             blocked[at] += 1
     return PassResult(tuple(admitted), tuple(item for item in blocked.items() if item[1]))

@@ -15,8 +15,9 @@ import structlog
 
 from epicycle.actors import child
 from epicycle.actors.admission import Admission
+from epicycle.actors.control_counters import counters
 from epicycle.actors.control_messages import ExecutorDown, ExecutorUp, GatewayLost, StartDrain, WithdrawAll
-from epicycle.actors.kv import KvActor
+from epicycle.actors.kv import NOTHING, KvActor
 from epicycle.actors.leases import reserve_rule
 from epicycle.actors.peer_names import gateway_number
 from epicycle.actors.ports import BeatFacts, Host
@@ -26,7 +27,7 @@ from epicycle.transport.attach import Attachment, attach
 from epicycle.transport.link import Receiver, Sender
 from epicycle.transport.wire.control import Drain, Endpoint, PeerDown, PeerUp
 from epicycle.transport.wire.kv import Census, Snapshot
-from epicycle.transport.wire.plan import ROWS_PER_TICK_BOUNDS, FromExecutor, StepReport
+from epicycle.transport.wire.plan import FromExecutor, StepReport
 from epicycle.transport.wire.request import Cancel, FromSubmitLink, ResetCache
 
 TIMER_S = 0.05  # deadlines, idle census
@@ -42,27 +43,25 @@ class Control:
         self._host = host
         self._clock = clock
         self._verdicts = VerdictOutboxes()
-        self._executor: PeerUp | None = None
+        self._executors: dict[str, PeerUp] = {}
         self._drain_by_s: float | None = None
         self._is_drained = False
         self._idle_turns = 0
         self._stopped = asyncio.Event()
-        self._census = Census(0, 0, 0, 0, 0, 0, 0, is_idle=True, is_even=True)
+        self._census = NOTHING
         self._wire_actors()
         self._bind()
 
     def _wire_actors(self) -> None:
         config = self._host.config
-        self.kv = KvActor(
-            self._clock, lambda: self.scheduler.census(), lambda: self.scheduler.running, self._take_census
-        )
+        self.kv = KvActor(self._clock, lambda: self.scheduler.units, self._take_census)
         self.admission = Admission(
             config,
             self._clock,
             lambda message: self.scheduler.inbox.post(message),
             self._verdicts.push,
             lambda facts: reserve_rule(config.scheduler, facts),
-            lambda: self.scheduler,
+            lambda epoch: self.scheduler.leases(epoch),
         )
         self.scheduler = Scheduler(
             config,
@@ -160,9 +159,8 @@ class Control:
     def _has_unsent(self) -> bool:
         return self.scheduler.has_pending or len(self._verdicts) > 0
 
-    def _connect_executor(self) -> Sender:
-        assert self._executor is not None
-        address = next(end.address for end in self._executor.endpoints if end.link == "plan")
+    def _connect_executor(self, name: str) -> Sender:
+        address = next(end.address for end in self._executors[name].endpoints if end.link == "plan")
         return self._host.fabric.connect(address)
 
     def on_peer_up(self, message: PeerUp) -> None:
@@ -170,25 +168,30 @@ class Control:
         if number is not None:
             address = next(end.address for end in message.endpoints if end.link == "verdicts")
             self._verdicts.connect(number, self._host.fabric.connect(address))
-        elif message.capabilities is not None and message != self._executor:
-            self._executor = message
-            up = ExecutorUp(message.epoch, message.capabilities)
-            self.scheduler.inbox.post(up)
-            self.admission.inbox.post(up)
+        elif message.capabilities is not None and message != self._executors.get(message.name):
+            self._lose_executor(message.name, "another one has taken its place")
+            self._executors[message.name] = message
+            self._tell(ExecutorUp(message.name, message.epoch, message.capabilities))
         self.turn()
 
     def on_peer_down(self, message: PeerDown) -> None:
         number = gateway_number(message.name)
-        executor = self._executor
+        executor = self._executors.get(message.name)
         if number is not None:
             self._verdicts.drop(number)
-            self.admission.inbox.post(GatewayLost(number))
-            self.scheduler.inbox.post(GatewayLost(number))
-        elif executor is not None and (executor.name, executor.epoch) == (message.name, message.epoch):
-            self._executor = None
-            self.scheduler.inbox.post(ExecutorDown(message.reason))
-            self.admission.inbox.post(ExecutorDown(message.reason))
+            self._tell(GatewayLost(number))
+        elif executor is not None and executor.epoch == message.epoch:
+            self._lose_executor(message.name, message.reason)
         self.turn()
+
+    def _lose_executor(self, name: str, reason: str) -> None:
+        executor = self._executors.pop(name, None)
+        if executor is not None:
+            self._tell(ExecutorDown(executor.epoch, reason))
+
+    def _tell(self, message: ExecutorUp | ExecutorDown | GatewayLost) -> None:
+        self.scheduler.inbox.post(message)
+        self.admission.inbox.post(message)
 
     def on_drain(self, message: Drain) -> None:
         self._drain_by_s = self._clock() + message.deadline_ms / 1e3
@@ -217,46 +220,8 @@ class Control:
             pending=admission.waiting + scheduler.running,
             mailboxes=[actor.inbox.stat() for actor in (admission, scheduler, self.kv)],
             last_error=self.kv.last_error,
-            counters=self._counters(),
+            counters=counters(self.admission, self.scheduler, self.kv, self._verdicts.refused_sends),
         )
-
-    def _counters(self) -> dict[str, float]:
-        """The metrics of serving that control knows, without their prefix."""
-        admission, scheduler = self.admission, self.scheduler
-        total = scheduler.totals.value
-        plans, merged_plans = scheduler.plan_counts
-        free, pages = scheduler.pages
-        prefix_pages, pinned_pages = scheduler.cached_pages
-        counters: dict[str, float] = {
-            "requests_running": scheduler.running,
-            'requests_waiting{reason="capacity"}': admission.waiting,
-            'requests_waiting{reason="prefill"}': scheduler.prefilling,
-            "prompt_tokens_total": total("prompt_tokens"),
-            "generation_tokens_total": total("generated_tokens"),
-            "ticks_total": total("ticks"),
-            "rows_in_ticks_total": total("rows_in_ticks"),
-            "mixed_depth_ticks_total": total("mixed_depth_ticks"),
-            'core_row_loops_total{kind="decode"}': total("decode_row_loops"),
-            'core_row_loops_total{kind="prompt"}': total("prompt_row_loops"),
-            "loops_saved_total": total("loops_saved"),
-            'starved_total{kind="latency"}': total("starved_latency"),
-            'starved_total{kind="pool"}': total("starved_pool"),
-            "yielded_rows_total": scheduler.yielded_rows,
-            "prefix_query_tokens_total": scheduler.prefix_query_tokens,
-            "prefix_hit_tokens_total": scheduler.prefix_hit_tokens,
-            "session_pinned_pages": pinned_pages,
-            "plans_total": plans,
-            "merged_plan_changes_total": merged_plans,
-            'stale_messages_total{actor="control"}': admission.stale_messages + scheduler.stale_messages,
-            'stale_messages_total{actor="pump"}': total("stale_messages"),
-            'send_again_total{link="verdicts"}': self._verdicts.refused_sends,
-        }
-        counters |= {f'rejections_total{{code="{code}"}}': n for code, n in admission.rejections.items()}
-        counters |= {
-            f'rows_per_tick_bucket{{le="{bound}"}}': count
-            for bound, count in zip((*ROWS_PER_TICK_BOUNDS, "+Inf"), scheduler.totals.rows_per_tick(), strict=True)
-        }
-        return counters | self.kv.gauges(free, pages, prefix_pages)
 
 
 def make_actor(host: Host) -> Control:

@@ -16,8 +16,9 @@ from epicycle.transport.wire.request import Cancel, ResetCache, Submit
 
 @dataclass(frozen=True, slots=True)
 class ExecutorUp:
-    """An executor is there: empty slots, an empty pool, and these facts."""
+    """An executor is there: empty slots, an empty pool, and these facts. `epoch` tells it from all others."""
 
+    name: str
     epoch: int
     facts: Capabilities
 
@@ -26,6 +27,7 @@ class ExecutorUp:
 class ExecutorDown:
     """It is gone with everything it held."""
 
+    epoch: int
     reason: str
 
 
@@ -38,12 +40,13 @@ class GatewayLost:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Give `submit` a slot and `pages` pages now; admission has seen that both are there.
+    """Give `submit` a slot and `pages` pages of an executor now; admission has seen that both are there.
 
     `keys` are those of its prompt's full pages; it may share what is cached of the first `most_hits`.
     """
 
     submit: Submit
+    executor_epoch: int
     queue_ms: float
     pages: int
     keys: tuple[bytes, ...] = ()
@@ -69,8 +72,9 @@ class WithdrawAll:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What admission may give away: slots, and pages net of what running rows are owed."""
+    """What admission may give away of an executor: slots, and pages net of what running rows are owed."""
 
+    executor_epoch: int
     slots: int
     pages: int
 
@@ -91,7 +95,9 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class PoolIdle:
-    """No request holds a slot: every page should be free, or cached."""
+    """No request holds a slot of this executor: every page should be free, or cached."""
+
+    executor: str
 
 
 @dataclass(frozen=True, slots=True)

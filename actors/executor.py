@@ -21,6 +21,7 @@ from epicycle.actors.step_reports import merge_reports
 from epicycle.actors.token_outbox import TokenOutboxes
 from epicycle.transport.config import Config
 from epicycle.transport.doorbell import Pollable
+from epicycle.transport.executors import config_for
 from epicycle.transport.link import DRAIN_LIMIT, Receiver
 from epicycle.transport.outbox import Outbox
 from epicycle.transport.wire.control import Capabilities, Drain, Endpoint, MailboxStat, PeerDown, PeerUp
@@ -96,13 +97,13 @@ class Executor:
         """Bind first, so that nobody finds a dead address; then load, and decode one token before saying Ready."""
         host = self._host
         self._plans = cast("Receiver[ToExecutor]", host.fabric.bind(host.name, host.epoch, "plan", ToExecutor))
-        engine = KINDS[host.config.executor.kind](host.config)
+        engine = KINDS[host.config.executor.kind](config_for(host.config, host.name))
         engine.canary()
         self._engine, self._pump = engine, engine.new_pump(host.epoch)
         capabilities = engine.capabilities()
         if host.config.server.served_model_name:
             capabilities = msgspec.structs.replace(capabilities, model_id=host.config.server.served_model_name)
-        _log.info("pool", plan=capabilities.plan_line)
+        _log.info("pool", actor=host.name, plan=capabilities.plan_line)
         host.ready([Endpoint(self._plans.link, self._plans.address)], capabilities)
 
     def turn(self) -> None:

@@ -26,6 +26,7 @@ from epicycle.actors.proc import ChildSpec, Processes
 from epicycle.actors.single import LocalChildren
 from epicycle.actors.supervisor import Launcher, Supervisor
 from epicycle.transport.config import Config
+from epicycle.transport.executors import executor_specs
 from epicycle.transport.router import Router
 from epicycle.transport.rundir import Instance, RunDir
 from epicycle.transport.wire.control import ToSupervisor
@@ -160,8 +161,9 @@ def _specs(config: Config, listener: socket.socket, modules: dict[str, str]) -> 
         ChildSpec(f"gw{number}", "gateway", modules["gateway"], listener.fileno())
         for number in range(config.server.gateways)
     ]
+    executors = [ChildSpec(spec.name, "executor", modules["executor"]) for spec in executor_specs(config)]
     return [
-        ChildSpec("ex0", "executor", modules["executor"]),
+        *executors,
         ChildSpec("control", "control", modules["control"]),
         *gateways,
     ]

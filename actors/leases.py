@@ -112,6 +112,10 @@ class Leases:
         """How many leading keys name cached pages."""
         return self._pool.index.known(keys)
 
+    def holds_session(self, session: Hashable) -> bool:
+        """Whether this pool keeps the session's last prompt."""
+        return self._pool.index.has_pin(session)
+
     def open(
         self,
         slot: int,

@@ -103,6 +103,7 @@ class Peers:
         self.by_name = {name: Peer(name, kind) for name, kind in kinds.items()}
         self.stale_messages = 0
         self._send = send
+        self._executor_epochs = 0
 
     def __iter__(self) -> Iterator[Peer]:
         return iter(self.by_name.values())
@@ -112,10 +113,17 @@ class Peers:
         return all(peer.is_at_work for peer in self)
 
     def start(self, name: str, now_s: float) -> int:
-        """A new incarnation of `name` begins; its epoch. The process comes after."""
+        """A new incarnation of `name` begins; its epoch. The process comes after.
+
+        Executors draw their epochs from one count, so that an epoch alone tells whose message it is.
+        """
         peer = self.by_name[name]
-        peer.epoch += 1
-        peer.state = "starting" if peer.epoch == 1 else "restarting"
+        peer.state = "starting" if peer.epoch == 0 else "restarting"
+        if peer.kind == "executor":
+            self._executor_epochs += 1
+            peer.epoch = self._executor_epochs
+        else:
+            peer.epoch += 1
         peer.pid, peer.started_s = 0, now_s
         peer.beat, peer.beat_s, peer.moved_s = None, -1.0, now_s
         peer.endpoints, peer.capabilities = [], None
@@ -130,7 +138,7 @@ class Peers:
             return
         match message:
             case Hello():
-                peer.state = "loading" if peer.epoch == 1 else "restarting"
+                peer.state = "loading" if peer.state == "starting" else "restarting"
             case Ready():
                 self._introduce(peer, message)
             case Beat():

@@ -66,7 +66,7 @@ def prefix_policy(config: Config, facts: Capabilities) -> PrefixPolicy:
             facts.planes,
             facts.loops,
             facts.dtype,
-            facts.device,
+            facts.device.partition(":")[0],  # executors on devices of one kind have the same bits
             engine.numerics,
             engine.start_state,
         ),

@@ -5,6 +5,8 @@ Pure functions. Codes are those of the HTTP error body.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from epicycle.kvstore.reserve import lifetime_pages
 from epicycle.transport.wire.control import Capabilities
 from epicycle.transport.wire.request import Rejected
@@ -44,6 +46,17 @@ def timeout(rid: int, waited_ms: float, deadline_ms: float) -> Rejected:
 def withdrawn(rid: int, reason: str, message: str) -> Rejected:
     """For one that had a slot but whose Join was never sent."""
     return Rejected(rid, CODES[reason], message or f"{reason} before it ran")
+
+
+def fits_nowhere(rid: int, prompt_tokens: int, max_tokens: int, pools: Sequence[Capabilities]) -> Rejected | None:
+    """The refusal of a request that none of these executors could run even alone, told of the roomiest; or None."""
+    refused = [never_fits(rid, prompt_tokens, max_tokens, facts) for facts in by_room(pools)]
+    return None if None in refused else refused[0]
+
+
+def by_room(pools: Sequence[Capabilities]) -> list[Capabilities]:
+    """Executors by what one request may take there, most first."""
+    return sorted(pools, key=lambda facts: (facts.context_tokens, facts.total_pages), reverse=True)
 
 
 def never_fits(rid: int, prompt_tokens: int, max_tokens: int, facts: Capabilities) -> Rejected | None:

@@ -1,4 +1,4 @@
-"""How often children may die before the server gives up: a count within a sliding window."""
+"""How often a child may die before the server gives up: a count within a sliding window."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import deque
 
 
 class RestartBudget:
-    """`allowed` restarts within `window_s` seconds, for all children together."""
+    """`allowed` restarts of one child within `window_s` seconds."""
 
     def __init__(self, allowed: int, window_s: float) -> None:
         self.allowed = allowed

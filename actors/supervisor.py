@@ -83,7 +83,7 @@ class Supervisor:
         self._on_change = on_change
         self._launcher: Launcher | None = None
         self._routes: dict[str, Reply] = {}
-        self._budget = RestartBudget(config.restart_budget, config.restart_window_s)
+        self._budgets = {name: RestartBudget(config.restart_budget, config.restart_window_s) for name in kinds}
         self._stop_asked = asyncio.Event()
         self._changed = asyncio.Event()
         self._is_hurried = False
@@ -152,7 +152,7 @@ class Supervisor:
             self.exit_code = 1
         elif self.state == "starting":
             self.fail(f"{name} failed to start: {peer.last_error}")
-        elif not self._budget.spend(now_s):
+        elif not self._budgets[name].spend(now_s):
             self.fail(
                 f"{name} ended ({peer.last_error}) and the restart budget is spent: supervisor.restart_budget = "
                 f"{self._config.restart_budget} in restart_window_s = {self._config.restart_window_s:g}"

@@ -131,6 +131,9 @@ class PrefixIndex:
             assert node.children == 0, "a node stands before its parent"
             self._unlist(node)
 
+    def has_pin(self, session: Hashable) -> bool:
+        return session in self._sessions
+
     def pin(self, session: Hashable, keys: Sequence[bytes], until_s: float, most_pages: int) -> None:
         """Keep the known pages of `keys` for `session` until then, instead of what it kept before.
 

@@ -39,6 +39,7 @@ FLAGS = (
     Flag("--served-model-name", "server.served_model_name", metavar="NAME"),
     Flag("--gateways", "server.gateways"),
     Flag("--device", "engine.device", metavar="{auto,cpu,cuda:N}"),
+    Flag("--replicas", "executor.replicas", metavar="DEVICE,DEVICE"),
     Flag("--dtype", "engine.dtype", ("auto", "float32", "bfloat16", "float16")),
     Flag("--exit-rule", "engine.exit_rule", tuple(RULES)),
     Flag("--trace-file", "server.trace_file", metavar="FILE"),
@@ -48,6 +49,7 @@ FLAGS = (
     Flag("--page-tokens", "engine.page_tokens"),
     Flag("--kv-layout", "engine.kv_layout", metavar=f"{{{','.join(LAYOUTS)}}}"),
     Flag("--kv-memory", "engine.kv_memory_bytes", metavar="BYTES"),
+    Flag("--kv-memory-shares", "executor.kv_memory_shares", metavar="BYTES,BYTES"),
     Flag("--prompt-chunk", "engine.prompt_chunk_tokens", metavar="TOKENS"),
     Flag("--numerics", "engine.numerics", ("invariant", "fast")),
     Flag("--start-state", "engine.start_state", ("noise", "zero")),
@@ -95,7 +97,11 @@ def _assignment(text: str) -> tuple[str, Any]:
         current = None
     if not mark or current is None or isinstance(current, msgspec.Struct):
         raise ConfigError(f"--set {text}: not SECTION.FIELD=VALUE with a field of the configuration")
-    return path, [word for word in value.split(",") if word] if isinstance(current, list) else value
+    return path, _words(value) if isinstance(current, list) else value
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def _kind(flag: Flag) -> dict[str, Any]:
@@ -103,6 +109,8 @@ def _kind(flag: Flag) -> dict[str, Any]:
     default = value_at(DEFAULTS, flag.path)
     if isinstance(default, bool):
         return {"action": argparse.BooleanOptionalAction}
+    if isinstance(default, list):
+        return {"type": _words, "metavar": flag.metavar}
     if flag.choices:
         return {"choices": flag.choices}
     return {"type": type(default), "metavar": flag.metavar or type(default).__name__.upper()}
@@ -113,4 +121,4 @@ def _help(path: str) -> str:
     section = value_at(DEFAULTS, ".".join(parents)) if parents else DEFAULTS
     text: str = get_type_hints(type(section), include_extras=True)[leaf].__metadata__[0].description
     default = getattr(section, leaf)
-    return f"{text}{'' if default in ('', False) else f' (default: {default})'}".replace("%", "%%")
+    return f"{text}{'' if default in ('', False, []) else f' (default: {default})'}".replace("%", "%%")

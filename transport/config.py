@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from epicycle.transport.errors import TransportError
+from epicycle.transport.executor_rules import EXECUTOR_RULES
 
 
 class ConfigError(TransportError):
@@ -104,7 +105,7 @@ class SupervisorConfig(Section, frozen=True):
         float, doc("a child that has hung for this long is killed and restarted; 0: never")
     ] = 0.0
     startup_timeout_s: Annotated[float, doc("a child must be Ready within this")] = 600.0
-    restart_budget: Annotated[int, doc("restarts within restart_window_s before the server stops")] = 3
+    restart_budget: Annotated[int, doc("restarts of one child within restart_window_s before the server stops")] = 3
     restart_window_s: Annotated[float, doc("window of the restart budget")] = 60.0
     drain_s: Annotated[float, doc("running requests may finish for this long after SIGTERM")] = 30.0
     stop_grace_s: Annotated[float, doc("between SIGTERM and SIGKILL of a child")] = 4.0
@@ -114,6 +115,10 @@ class ExecutorConfig(Section, frozen=True):
     kind: Annotated[str, doc("engine, or mock: no torch, one token per stream and tick")] = "engine"
     mock_tick_ms: Annotated[float, doc("tick time of the mock executor")] = 0.0
     mock_pages: Annotated[int, doc("pages in the mock executor's pool")] = 4096
+    replicas: Annotated[list[str], doc("one full executor on each of these devices; empty: one on engine.device")] = []
+    kv_memory_shares: Annotated[
+        list[int], doc("KV pool bytes of each executor, in their order; empty: engine.kv_memory_bytes for each")
+    ] = []
 
 
 class TransferConfig(Section, frozen=True):
@@ -161,6 +166,14 @@ def _between(path: str, low: float, high: float) -> Rule:
         path,
         lambda config: low <= value_at(config, path) <= high,
         lambda config: f"is {value_at(config, path)}, must be between {low} and {high}",
+    )
+
+
+def _between_each(path: str, low: float, high: float) -> Rule:
+    return (
+        path,
+        lambda config: all(low <= value <= high for value in value_at(config, path)),
+        lambda config: f"is {value_at(config, path)}, each must be between {low} and {high}",
     )
 
 
@@ -232,6 +245,8 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     _between("transfer.idle_s", 0.1, 86_400),
+    _between_each("executor.kv_memory_shares", 0, 1 << 50),
+    *EXECUTOR_RULES,
     _one_of("log.format", ("auto", "json", "console")),
     _one_of("log.level", ("debug", "info", "warning", "error")),
 )

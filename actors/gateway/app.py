@@ -22,11 +22,12 @@ from epicycle.actors.gateway.served import load_files
 from epicycle.actors.gateway.site import JsonRunner, make_application
 from epicycle.actors.gateway.trace_file import unfit
 from epicycle.actors.ports import BeatFacts, Host
+from epicycle.actors.refusals import by_room
 from epicycle.transport.attach import attach
 from epicycle.transport.link import Receiver, path_name
 from epicycle.transport.wire.control import Drain, Endpoint, MailboxStat, PeerDown, PeerUp
 from epicycle.transport.wire.output import ToGateway
-from epicycle.transport.wire.request import Verdict
+from epicycle.transport.wire.request import Rejected, Verdict
 
 TOKENIZER_THREADS = 2
 SHUTDOWN_S = 2.0  # connections may flush this long after Stop
@@ -49,7 +50,7 @@ class Gateway:
         )
         self._verdicts: Receiver[Any] = host.fabric.bind(host.name, host.epoch, "verdicts", Verdict)
         self._tokens: Receiver[Any] = host.fabric.bind(host.name, host.epoch, "tokens", ToGateway)
-        self._executor: PeerUp | None = None
+        self._executors: dict[str, PeerUp] = {}
         self._control: PeerUp | None = None
         self._stopped = asyncio.Event()
         self._draining: asyncio.Task[None] | None = None
@@ -59,7 +60,7 @@ class Gateway:
         """Serve until on_stop."""
         loop, table = asyncio.get_running_loop(), self.core.table
         attachments = [
-            attach(loop, self._verdicts, table.on_verdicts),
+            attach(loop, self._verdicts, self._on_verdicts),
             attach(loop, self._tokens, table.on_output),
         ]
         clients = self._open_clients()
@@ -80,11 +81,11 @@ class Gateway:
 
     def on_peer_up(self, message: PeerUp) -> None:
         if message.capabilities is not None:
-            if self._executor is not None:
-                self._lose_executor("it was replaced")
-            self._executor = message
-            self.core.table.executor_epoch = message.epoch
-            self.core.set_facts(message.capabilities)
+            if message.name in self._executors:
+                self._lose_executor(message.name, "it was replaced")
+            self._executors[message.name] = message
+            self.core.table.executor_epochs.add(message.epoch)
+            self._serve()
             self._log_served()
         elif message.name == "control":
             if self._control is not None:
@@ -96,8 +97,9 @@ class Gateway:
         """An incarnation other than the one known is no news."""
         down = (message.name, message.epoch)
         self._last_error = f"{message.name} e{message.epoch} went down: {message.reason}"
-        if self._executor is not None and (self._executor.name, self._executor.epoch) == down:
-            self._lose_executor(message.reason)
+        executor = self._executors.get(message.name)
+        if executor is not None and executor.epoch == message.epoch:
+            self._lose_executor(message.name, message.reason)
         elif self._control is not None and (self._control.name, self._control.epoch) == down:
             self._lose_control(message.reason)
 
@@ -120,14 +122,32 @@ class Gateway:
             counters=self.core.counters(),
         )
 
-    def _lose_executor(self, reason: str) -> None:
-        """What it still said counts; then its requests end."""
+    def _on_verdicts(self, messages: list[Verdict]) -> None:
+        """Control's word that an executor is gone may be faster than that executor's last ones, which count."""
+        if any(isinstance(message, Rejected) and message.code == "engine_lost" for message in messages):
+            self._read_output()
+        self.core.table.on_verdicts(messages)
+
+    def _read_output(self) -> None:
         while batch := self._tokens.drain():
             self.core.table.on_output(batch)
-        self._executor = None
-        self.core.table.executor_epoch = None
-        self.core.set_facts(None)
-        self.core.table.fail_all("engine_lost", f"the executor is gone: {reason}")
+
+    def _lose_executor(self, name: str, reason: str) -> None:
+        """What it still said counts; then its requests end. The others' go on."""
+        self._read_output()
+        executor = self._executors.pop(name)
+        table, text = self.core.table, f"the executor is gone: {reason}"
+        table.executor_epochs.discard(executor.epoch)
+        self._serve()
+        if self._executors:
+            table.fail_executor(executor.epoch, "engine_lost", text)
+        else:
+            table.fail_all("engine_lost", text)
+
+    def _serve(self) -> None:
+        """Requests are checked against the executor that takes the longest; control knows them all."""
+        pools = [peer.capabilities for peer in self._executors.values() if peer.capabilities is not None]
+        self.core.set_facts(by_room(pools)[0] if pools else None)
 
     def _lose_control(self, reason: str) -> None:
         self._control = None

@@ -40,7 +40,7 @@ class Core:
         self.is_draining = False
 
     def set_facts(self, facts: Capabilities | None) -> None:
-        """An executor is up with these facts, or gone."""
+        """These are the facts to check requests against; None: no executor is up."""
         self.served = None if facts is None else serve(self.files, facts)
 
     def admit(self) -> Served:

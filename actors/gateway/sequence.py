@@ -43,7 +43,10 @@ class Owner(Protocol):
 
 
 class Sequence:
-    """An entry of the table. `count` tokens and `loops` loops so far; `cached_tokens` of its prompt were cached."""
+    """An entry of the table. `count` tokens and `loops` loops so far; `cached_tokens` of its prompt were cached.
+
+    `executor_epoch` names the executor it runs on; 0 while that isn't known here.
+    """
 
     __slots__ = (
         "_detokenizer",
@@ -57,6 +60,7 @@ class Sequence:
         "_stop_ids",
         "cached_tokens",
         "count",
+        "executor_epoch",
         "index",
         "is_over",
         "loops",
@@ -76,6 +80,7 @@ class Sequence:
         self.count = 0
         self.loops = 0
         self.cached_tokens = 0
+        self.executor_epoch = 0
         self.is_over = False
         self._detokenizer = make_detokenizer(tokenizer, skip_special_tokens=spec.skips_special_tokens)
         self._scanner = StopScanner(spec.stops) if spec.stops.stops else None

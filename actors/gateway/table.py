@@ -47,7 +47,7 @@ class Table:
         self.counts = TableCounts()
         self.cache_resets = CacheResets()
         self.progress = 0
-        self.executor_epoch: int | None = None
+        self.executor_epochs: set[int] = set()  # of the executors that are up
         self._emptied = asyncio.Event()
 
     def __len__(self) -> int:
@@ -82,10 +82,11 @@ class Table:
         owners: dict[Owner, None] = {}
         for message in messages:
             match message:
-                case Accepted(rid=rid):
+                case Accepted(rid=rid, executor_epoch=epoch):
                     entry = self._entries.get(rid)
                     if entry is not None:
                         self.progress += 1
+                        entry.executor_epoch = epoch
                         entry.owner.on_accepted()
                 case Rejected(rid=rid):
                     entry = self._take_terminal(rid)
@@ -102,7 +103,7 @@ class Table:
         owners: dict[Owner, None] = {}
         now_s = self._clock()
         for message in messages:
-            if message.epoch != self.executor_epoch:
+            if message.epoch not in self.executor_epochs:
                 self.counts.other_epoch += 1
                 continue
             match message:
@@ -113,6 +114,7 @@ class Table:
                 case PrefixHit(rid=rid, tokens=tokens):
                     entry = self._entries.get(rid)
                     if entry is not None:
+                        entry.executor_epoch = message.epoch
                         entry.cached_tokens = tokens
                 case Fin(rid=rid):
                     entry = self._take_terminal(rid)
@@ -123,17 +125,23 @@ class Table:
                     raise AssertionError(message)
         _flush(owners)
 
+    def fail_executor(self, epoch: int, code: str, message: str) -> None:
+        """What ran on one executor, as far as it is known here, ends now; of the rest control knows."""
+        self._fail([rid for rid, entry in self._entries.items() if entry.executor_epoch == epoch], code, message)
+
     def fail_all(self, code: str, message: str) -> None:
         """Everything in flight ends now."""
-        owners: dict[Owner, None] = {}
-        while self._entries:
-            rid = next(iter(self._entries))
-            entry = self._entries[rid]
-            self._pop(rid)
-            entry.owner.on_lost(entry, code, message)
-            owners[entry.owner] = None
+        self._fail(list(self._entries), code, message)
         self._cancelled.clear()
         self.cache_resets.fail_all(ApiError(code, message))
+
+    def _fail(self, rids: list[int], code: str, message: str) -> None:
+        owners: dict[Owner, None] = {}
+        for rid in rids:
+            entry = self._pop(rid)
+            if entry is not None:  # one failing choice ends the others
+                entry.owner.on_lost(entry, code, message)
+                owners[entry.owner] = None
         _flush(owners)
 
     def _take_terminal(self, rid: int) -> Sequence | None:
@@ -170,6 +178,7 @@ class Table:
                 self.counts.late_tokens += count
             else:
                 self.counts.repeated_tokens += entry.accept(first, tokens[at:end], depths[at:end], logprobs, now_s)
+                entry.executor_epoch = batch.epoch
                 owners[entry.owner] = None
             at = end
         self.progress += 1
@@ -178,6 +187,7 @@ class Table:
         entry = self._entries.get(message.rid)
         if entry is None:
             return
+        entry.executor_epoch = message.epoch
         logprobs = unpack(F32, message.logprobs).tolist()
         tops = unpack(I32, message.top_ids).tolist(), unpack(F32, message.top_logprobs).tolist()
         entry.accept_prompt_logprobs(message, token_logprobs(message.k, logprobs, *tops))

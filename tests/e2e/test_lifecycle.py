@@ -32,7 +32,9 @@ async def impatient() -> AsyncIterator[Stack]:
 async def is_idle(stack: Stack) -> None:
     """Table, slots and pages are back to nothing."""
     await until(lambda: stack.resident == 0 and len(stack.gateway.core.table) == 0)
-    await until(lambda: stack.control.scheduler.pages[0] == stack.control.scheduler.pages[1])
+    await until(
+        lambda: all(unit.leases.free_pages == unit.leases.total_pages for unit in stack.control.scheduler.units)
+    )
 
 
 @pytest.mark.parametrize("is_stream", [False, True])

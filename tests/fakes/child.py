@@ -98,6 +98,6 @@ def make_actor(host: AsyncHost | ThreadHost, http_socket: socket.socket | None =
 
 
 if __name__ == "__main__":
-    if "ex0" in sys.argv:
+    if any(word.startswith("ex") for word in sys.argv):
         child.run_sync(FakeSyncActor)
     child.run(FakeAsyncActor)

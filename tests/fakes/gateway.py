@@ -33,6 +33,7 @@ class Heard:
     top_ids: list[int] = field(default_factory=list)
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     accepted: int = 0
+    executor_epoch: int = 0  # whose it is, as far as a verdict or a token told
     cached_tokens: int = 0
     terminals: list[Fin | Rejected] = field(default_factory=list)
 
@@ -110,11 +111,11 @@ class FakeGateway:
         assert self._cancel is not None
         self._cancel.send(Cancel(rid, cause))
 
-    def lose_executor(self) -> None:
+    def lose_executor(self, epoch: int) -> None:
         """The executor is gone: read what it sent, then end what it had accepted."""
         self.listen()
         for rid, heard in self.heard.items():
-            if not heard.terminals and (heard.accepted or heard.tokens):
+            if not heard.terminals and heard.executor_epoch == epoch:
                 heard.terminals.append(Rejected(rid, "engine_lost", "the executor is gone"))
 
     def listen(self) -> None:
@@ -125,8 +126,9 @@ class FakeGateway:
 
     def _take_verdict(self, verdict: object) -> None:
         match verdict:
-            case Accepted(rid=rid):
+            case Accepted(rid=rid, executor_epoch=epoch):
                 self.heard[rid].accepted += 1
+                self.heard[rid].executor_epoch = epoch
             case Rejected(rid=rid, code="engine_lost") if self.heard[rid].terminals:
                 self.late_terminals += 1  # control tells everybody, as it can't know what arrived
             case Rejected(rid=rid):
@@ -161,6 +163,7 @@ class FakeGateway:
                 self.strangers += 1
             heard = self.heard.get(rid, Heard())
             assert rid not in self.heard or first == len(heard.tokens), "no gap and no repetition"
+            heard.executor_epoch = batch.epoch
             heard.tokens += islice(tokens, count)
             heard.depths += islice(depths, count)
             if k >= 0:

@@ -46,21 +46,31 @@ def expected_tokens(prompt_tokens: int, count: int) -> list[int]:
 
 
 class World:
-    """`gateways` and both processes are up and know each other, unless `executor=False`."""
+    """`gateways`, control and `executors` are up and know each other; `executor=False` leaves the executors out."""
 
-    def __init__(self, config: Config | None = None, *, gateways: int = 1, executor: bool = True) -> None:
+    def __init__(
+        self, config: Config | None = None, *, gateways: int = 1, executor: bool = True, executors: int = 1
+    ) -> None:
         self.config = config if config is not None else make_config()
         self.clock = FakeClock()
         self.fabric = FakeFabric()
-        self.executor: Executor | None = None
-        self.executor_host: FakeHost | None = None
+        self.executors: dict[str, Executor] = {}
+        self.executor_hosts: dict[str, FakeHost] = {}
         self.gateways: list[FakeGateway] = []
         self.gateway_hosts: list[FakeHost] = []
         self.control_host, self.control = self._make_control(1)
         for number in range(gateways):
             self.start_gateway(number)
-        if executor:
-            self.start_executor()
+        for number in range(executors if executor else 0):
+            self.start_executor(number + 1, f"ex{number}")
+
+    @property
+    def executor(self) -> Executor | None:
+        return self.executors.get("ex0")
+
+    @property
+    def executor_host(self) -> FakeHost | None:
+        return self.executor_hosts.get("ex0")
 
     @property
     def gateway(self) -> FakeGateway:
@@ -81,45 +91,46 @@ class World:
         self.gateway_hosts[number:] = [host]
         gateway.meet_control(self.control_host.as_peer())
         self.control_host.peer_up(host.as_peer())
-        if self.executor_host is not None:
-            self.executor_host.peer_up(host.as_peer())
+        for executor_host in self.executor_hosts.values():
+            executor_host.peer_up(host.as_peer())
 
-    def start_executor(self, epoch: int = 1) -> None:
-        host = FakeHost("ex0", epoch, self.config, self.fabric)
-        self.executor = Executor(host, self.clock)
-        self.executor_host = host
-        host.actor = self.executor
-        self.executor.start()
+    def start_executor(self, epoch: int = 1, name: str = "ex0") -> None:
+        """`epoch` must be one that no executor has had."""
+        host = FakeHost(name, epoch, self.config, self.fabric)
+        executor = Executor(host, self.clock)
+        self.executors[name], self.executor_hosts[name] = executor, host
+        host.actor = executor
+        executor.start()
         for peer in (self.control_host, *self.gateway_hosts):
             host.peer_up(peer.as_peer())
         self.control_host.peer_up(host.as_peer())
         self.step()
 
-    def kill_executor(self) -> None:
-        assert self.executor_host is not None
-        message = PeerDown("ex0", self.executor_host.epoch, "killed by the test")
-        self.executor, self.executor_host = None, None
-        self.control_host.peer_down(message)
+    def kill_executor(self, name: str = "ex0") -> None:
+        epoch = self.executor_hosts[name].epoch
+        del self.executors[name], self.executor_hosts[name]
+        self.control_host.peer_down(PeerDown(name, epoch, "killed by the test"))
         for gateway in self.gateways:
-            gateway.lose_executor()
+            gateway.lose_executor(epoch)
 
     def kill_gateway(self, number: int) -> None:
         message = PeerDown(f"gw{number}", self.gateway_hosts[number].epoch, "killed by the test")
         self.control_host.peer_down(message)
-        if self.executor_host is not None:
-            self.executor_host.peer_down(message)
+        for executor_host in self.executor_hosts.values():
+            executor_host.peer_down(message)
 
     def restart_control(self) -> None:
         """A new control with nothing in its head; executor and gateways stay."""
-        assert self.executor_host is not None
         epoch = self.control_host.epoch
-        self.executor_host.peer_down(PeerDown("control", epoch, "killed by the test"))
+        for executor_host in self.executor_hosts.values():
+            executor_host.peer_down(PeerDown("control", epoch, "killed by the test"))
         self.control_host, self.control = self._make_control(epoch + 1)
         for gateway, host in zip(self.gateways, self.gateway_hosts, strict=True):
             gateway.meet_control(self.control_host.as_peer())
             self.control_host.peer_up(host.as_peer())
-        self.executor_host.peer_up(self.control_host.as_peer())
-        self.control_host.peer_up(self.executor_host.as_peer())
+        for executor_host in self.executor_hosts.values():
+            executor_host.peer_up(self.control_host.as_peer())
+            self.control_host.peer_up(executor_host.as_peer())
 
     def drain(self, deadline_ms: int) -> None:
         self.control_host.drain(Drain(deadline_ms))
@@ -130,8 +141,8 @@ class World:
         self.control.take_requests([*submits, *cancels])  # type: ignore[list-item]
 
     def step_executor(self) -> None:
-        if self.executor is not None:
-            self.executor.step()
+        for executor in self.executors.values():
+            executor.step()
 
     def step(self, times: int = 1) -> None:
         for _ in range(times):

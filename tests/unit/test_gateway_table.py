@@ -87,7 +87,7 @@ class Scene:
 
     def __init__(self, spec: Spec | None = None) -> None:
         self.table = Table(5, epoch=2)
-        self.table.executor_epoch = EPOCH
+        self.table.executor_epochs = {EPOCH}
         self.links, self.sink, self.metrics = FakeLinks(), FakeSink(), GatewayMetrics()
         self.generation = Generation(spec or make_spec(), self.sink, self.table, self.links, self.metrics, None)
 

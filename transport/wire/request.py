@@ -77,10 +77,14 @@ class Cancel(Wire, frozen=True, tag=2):
 
 
 class Accepted(Wire, frozen=True, tag=3):
-    """`rid` passed admission and has a slot. A TokenBatch implies it; headers may go out in a long prefill."""
+    """`rid` passed admission and has a slot. A TokenBatch implies it; headers may go out in a long prefill.
+
+    `executor_epoch` is of the executor whose tokens will come, and with which the request ends.
+    """
 
     rid: int
     queue_ms: float = 0.0
+    executor_epoch: int = 0
 
 
 class Rejected(Wire, frozen=True, tag=4):

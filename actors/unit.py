@@ -1,0 +1,189 @@
+"""One executor as the scheduler sees it, from its Ready to its end: slots, leases, and the plans on their way to it.
+
+Owns everything that belongs to one epoch; the next epoch starts with a new unit, and only `totals` go on. Slots and
+pages are given out again only after the executor has reported them freed. It must not know the queue, other executors,
+or which loop a row is in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import structlog
+
+from epicycle.actors import refusals
+from epicycle.actors.control_messages import (
+    Admit,
+    ExecutorUp,
+    Left,
+    PoolIdle,
+    Published,
+    Room,
+    ToAdmission,
+    ToKv,
+)
+from epicycle.actors.inbox import Inbox
+from epicycle.actors.leases import CacheLimits, Leases, reserve_rule
+from epicycle.actors.plan_outbox import PlanOutbox
+from epicycle.actors.prefix_policy import prefix_policy
+from epicycle.actors.slot_table import SlotTable
+from epicycle.actors.step_reports import ReportTotals
+from epicycle.kvstore.ledger import Census
+from epicycle.transport.config import Config
+from epicycle.transport.link import Sender
+from epicycle.transport.wire.columns import I32, unpack
+from epicycle.transport.wire.plan import Evict, Join, StepReport
+from epicycle.transport.wire.request import Accepted, Verdict
+
+_log = structlog.get_logger()
+
+
+@dataclass
+class UnitTotals:
+    """Counts of one executor over all its epochs. Metrics must not fall."""
+
+    reports: ReportTotals = field(default_factory=ReportTotals)
+    yielded_rows: int = 0
+    prefix_query_tokens: int = 0  # prompt tokens of joins that could have found a prefix
+    prefix_hit_tokens: int = 0  # of those, the ones that are not computed
+    stale_messages: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """Where a unit's words go: verdicts by gateway number, and its neighbours' inboxes."""
+
+    answer: Callable[[int, Verdict], None]
+    to_admission: Inbox[ToAdmission]
+    to_kv: Inbox[ToKv]
+
+
+class Unit:
+    """`name` at one epoch. `sender` is the plan link; `close` it by `drop`."""
+
+    def __init__(
+        self, up: ExecutorUp, sender: Sender, control_epoch: int, config: Config, ways: Ways, totals: UnitTotals
+    ) -> None:
+        self.name = up.name
+        self.epoch = up.epoch
+        self.totals = totals
+        self.table = SlotTable(up.facts.slots)
+        self.prefix = prefix_policy(config, up.facts)
+        limits = CacheLimits(self.prefix.reserve_pages, self.prefix.pin_s, self.prefix.pin_pages)
+        self.leases = Leases(self.table, reserve_rule(config.scheduler, up.facts), up.facts.total_pages, limits)
+        self.plans = PlanOutbox(sender, up.epoch, control_epoch)
+        self._control_epoch = control_epoch
+        self._ways = ways
+
+    @property
+    def running(self) -> int:
+        return len(self.table)
+
+    @property
+    def rids(self) -> Iterator[int]:
+        """Who holds a slot, oldest first."""
+        return (self.table.rids[slot] for slot in self.table)
+
+    def census(self) -> Census:
+        """Read-only count of the pool, for the kv actor."""
+        return self.leases.census()
+
+    def turn(self, now_s: float) -> None:
+        """Let leases grow and say what is free."""
+        self.leases.expire(now_s)
+        for grow in self.leases.serve():
+            self.totals.yielded_rows += grow.is_final
+            self.plans.grow(grow)
+        self._ways.to_admission.post(Room(self.epoch, self.table.free_slots, self.leases.spare_pages))
+
+    def flush(self) -> None:
+        """Offer the pending Plan to the link; requests whose Join is on its way are accepted."""
+        for join in self.plans.flush():
+            self._count_prefix(join)
+            self._ways.answer(join.gateway, Accepted(join.rid, join.queue_ms, self.epoch))
+
+    def _count_prefix(self, join: Join) -> None:
+        if self.prefix.may_hit(join.sampling.prompt_logprobs):
+            prompt_tokens = len(join.prompt) // 4
+            self.totals.prefix_query_tokens += prompt_tokens
+            self.totals.prefix_hit_tokens += min(join.prefix_tokens, prompt_tokens - 1)
+
+    def report(self, report: StepReport, now_s: float) -> None:
+        """Apply a report: rows that moved first, then slots that are free, as one may be both."""
+        if report.control_epoch != self._control_epoch:
+            self.totals.stale_messages += 1
+            return
+        self.totals.reports.update(report)
+        table, leases = self.table, self.leases
+        slots = unpack(I32, report.slots)
+        self.totals.stale_messages += table.advance(slots, unpack(I32, report.gens), unpack(I32, report.tokens))
+        completed = table.take_completed()
+        leases.publish(completed)
+        for slot in completed:
+            self._ways.to_admission.post(Published(table.rids[slot]))
+        leases.note(slots)
+        for slot, gen in zip(unpack(I32, report.freed_slots), unpack(I32, report.freed_gens), strict=True):
+            if table.is_current(slot, gen):
+                self._free(slot, now_s)
+            else:
+                self.totals.stale_messages += 1
+
+    def admit(self, admit: Admit) -> None:
+        """Give the request a slot and its first lease; admission has seen that both are there."""
+        submit = admit.submit
+        prompt_tokens = len(submit.prompt) // 4
+        slot = self.table.take(submit.rid, submit.gateway, prompt_tokens, submit.sampling.max_tokens)
+        lease = self.leases.open(slot, admit.pages, admit.keys, admit.most_hits, self.prefix.session(submit))
+        join = Join(
+            rid=submit.rid,
+            gateway=submit.gateway,
+            slot=slot,
+            gen=self.table.gens[slot],
+            prompt=submit.prompt,
+            pages=lease.pages,
+            limit_tokens=lease.limit_tokens,
+            sampling=submit.sampling,
+            loops=submit.loops,
+            prefix_tokens=lease.prefix_tokens,
+            noise_seed=submit.noise_seed,
+            queue_ms=admit.queue_ms,
+        )
+        self.plans.join(join)
+
+    def withdraw(self, rid: int, reason: str, message: str, now_s: float) -> None:
+        """Evict a row. The executor's Fin is its terminal; one whose Join was never sent gets a Rejected from here."""
+        slot = self.table.slot_of(rid)
+        if slot is None or self.table.is_evicted[slot]:
+            return
+        join = self.plans.withdraw(slot)
+        if join is None:
+            self.leases.end(slot)
+            self.table.is_evicted[slot] = True
+            self.plans.evict(Evict(slot, self.table.gens[slot], reason, message))
+            return
+        self._ways.answer(join.gateway, refusals.withdrawn(rid, reason, message))
+        self._free(slot, now_s)
+
+    def lose_gateway(self, number: int, now_s: float) -> None:
+        for slot in self.table:
+            if self.table.gateways[slot] == number:
+                self.withdraw(self.table.rids[slot], "cancelled", "its gateway is gone", now_s)
+
+    def drop(self, reason: str) -> None:
+        """The executor is gone. A gateway may not know yet that its request had gone to it, so all are told."""
+        self.plans.sender.close()
+        self.totals.reports.end_epoch()
+        for slot in self.table:
+            rid = self.table.rids[slot]
+            self._ways.answer(self.table.gateways[slot], refusals.engine_lost(rid, reason))
+            self._ways.to_admission.post(Left(rid))
+        _log.warning("executor_dropped", executor=self.name, epoch=self.epoch, reason=reason, rows=self.running)
+
+    def _free(self, slot: int, now_s: float) -> None:
+        """Nothing on the device touches the slot any more: slot and pages may be used again."""
+        self.plans.forget(slot)
+        self.leases.close(slot, now_s)
+        self._ways.to_admission.post(Left(self.table.release(slot)))
+        if not self.table:
+            self._ways.to_kv.post(PoolIdle(self.name))

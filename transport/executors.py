@@ -1,0 +1,63 @@
+"""Which executors a configuration asks for, and what each of them is told: name, role, device, memory.
+
+Pure functions of the tree. It must not know processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from epicycle.transport.config import Config
+
+PREFIX = "ex"
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorSpec:
+    """`role`: full (prompts and tokens). `kv_memory_bytes` 0: the executor sizes its pool itself."""
+
+    name: str
+    role: str
+    device: str
+    kv_memory_bytes: int
+
+
+def executor_specs(config: Config) -> list[ExecutorSpec]:
+    """In the order of their numbers; one on engine.device unless several are asked for."""
+    shares = config.executor.kv_memory_shares
+    devices = config.executor.replicas or [config.engine.device]
+    return [
+        ExecutorSpec(
+            name=f"{PREFIX}{number}",
+            role="full",
+            device=device,
+            kv_memory_bytes=shares[number] if number < len(shares) else config.engine.kv_memory_bytes,
+        )
+        for number, device in enumerate(devices)
+    ]
+
+
+def config_for(config: Config, name: str) -> Config:
+    """The tree as the executor `name` should read it: its own device and memory in the engine section."""
+    spec = next(spec for spec in executor_specs(config) if spec.name == name)
+    engine = msgspec.structs.replace(config.engine, device=spec.device, kv_memory_bytes=spec.kv_memory_bytes)
+    return msgspec.structs.replace(config, engine=engine)
+
+
+def device_kind(device: str) -> str:
+    """cpu, cuda or auto."""
+    return device.partition(":")[0]
+
+
+def crowded_device(specs: Sequence[ExecutorSpec]) -> str:
+    """A GPU that several executors share without a memory share for each; empty when there is none."""
+    for spec in specs:
+        sharing = [other for other in specs if other.device == spec.device]
+        if device_kind(spec.device) != "cpu" and len(sharing) > 1 and not all(each.kv_memory_bytes for each in sharing):
+            return spec.device
+    return ""
