@@ -116,6 +116,30 @@ async def test_the_death_of_one_gateway_spares_the_requests_of_the_other() -> No
         await until(lambda: served(server), "service after the kill")
 
 
+async def test_the_death_of_one_replica_spares_the_requests_of_the_other() -> None:
+    with Server("epicycle serve", *MOCK, "--replicas", "cpu,cpu") as server:
+        server.wait_up()
+        await until(lambda: served(server), "service")
+        async with Load(server.port, COUNT, tokens=60) as load:
+            await kill(server, "ex1")
+            endings = await load.over(10.0)
+
+        assert {"done": COUNT // 2, "engine_lost": COUNT // 2} == endings
+        await until(lambda: is_status(server, "/health", 200), "both replicas")
+        async with Load(server.port, COUNT, tokens=5) as again:
+            assert {"done": COUNT} == await again.over(10.0)
+
+
+async def test_replicas_share_a_single_process() -> None:
+    with Server("epicycle serve", *MOCK, "--single-process", "--replicas", "cpu,cpu") as server:
+        server.wait_up()
+        await until(lambda: served(server), "service")
+        async with Load(server.port, COUNT, tokens=20) as load:
+            assert {"done": COUNT} == await load.over(10.0)
+        server.process.terminate()
+        assert 0 == await asyncio.to_thread(server.wait_exit)
+
+
 async def is_running(server: Server, expected: int) -> bool:
     return await running(server) == expected
 

@@ -14,6 +14,7 @@ from epicycle.actors.control import Control
 from epicycle.actors.executor import Executor
 from epicycle.actors.mock_model import mock_key, mock_token
 from epicycle.transport.config import Config
+from epicycle.transport.executors import executor_specs
 from epicycle.transport.link import Receiver
 from epicycle.transport.wire.columns import I32, pack, unpack
 from epicycle.transport.wire.control import Drain, Endpoint, PeerDown
@@ -26,7 +27,13 @@ LOOPS = 4  # of the model the mock claims to be
 
 
 def make_config(
-    *, pages: int = 64, slots: int = 4, chunk_tokens: int = 0, prefix_cache: bool = False, **scheduler: Any
+    *,
+    pages: int = 64,
+    slots: int = 4,
+    chunk_tokens: int = 0,
+    prefix_cache: bool = False,
+    replicas: int = 0,
+    **scheduler: Any,
 ) -> Config:
     """A small server: 16 positions a page, a context of at most 1,024, and nothing cached unless asked for."""
     config = Config()
@@ -34,7 +41,7 @@ def make_config(
     return replace(
         config,
         engine=replace(config.engine, slots=slots, prompt_chunk_tokens=chunk_tokens),
-        executor=replace(config.executor, kind="mock", mock_pages=pages),
+        executor=replace(config.executor, kind="mock", mock_pages=pages, replicas=["cpu"] * replicas),
         scheduler=replace(config.scheduler, prefix_cache=prefix_cache, **scheduler),
     )
 
@@ -46,11 +53,10 @@ def expected_tokens(prompt_tokens: int, count: int) -> list[int]:
 
 
 class World:
-    """`gateways`, control and `executors` are up and know each other; `executor=False` leaves the executors out."""
+    """`gateways`, control and the executors that `config` asks for are up and know each other; `executor=False` leaves
+    the executors out."""
 
-    def __init__(
-        self, config: Config | None = None, *, gateways: int = 1, executor: bool = True, executors: int = 1
-    ) -> None:
+    def __init__(self, config: Config | None = None, *, gateways: int = 1, executor: bool = True) -> None:
         self.config = config if config is not None else make_config()
         self.clock = FakeClock()
         self.fabric = FakeFabric()
@@ -61,8 +67,8 @@ class World:
         self.control_host, self.control = self._make_control(1)
         for number in range(gateways):
             self.start_gateway(number)
-        for number in range(executors if executor else 0):
-            self.start_executor(number + 1, f"ex{number}")
+        for epoch, spec in enumerate(executor_specs(self.config) if executor else [], start=1):
+            self.start_executor(epoch, spec.name)
 
     @property
     def executor(self) -> Executor | None:
