@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,9 @@ from epicycle.engine.models.spec import ModelSpec
 from epicycle.kvstore.errors import KvError
 from epicycle.tools import bench_facts, bench_plots, bench_report
 from epicycle.tools.bench_http import HttpError, model_card, run_http
-from epicycle.tools.bench_load import Load
+from epicycle.tools.bench_load import Load, Record
+from epicycle.tools.bench_sides import NAMES as SIDES
+from epicycle.tools.bench_sides import Side, equal_outputs, ratios, read_side
 from epicycle.tools.bench_stats import RunResult
 from epicycle.tools.bench_workload import ModelEntry, Workload, WorkloadError, WorkloadFile, read_workloads
 from epicycle.tools.engine_options import parse_options, read_options
@@ -34,7 +36,18 @@ from epicycle.tools.local_server import local_server
 from epicycle.tools.progress import progress
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-Run = Callable[[Load, str], RunResult]  # load and the run's name -> what it did
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOrder:
+    """One run: its name, and what an engine is told besides the load."""
+
+    name: str
+    prefix_cache: bool
+    measures_decode: bool
+
+
+Run = Callable[[Load, RunOrder], RunResult]
 
 
 class Served(msgspec.Struct, frozen=True):
@@ -57,8 +70,6 @@ def main(argv: list[str]) -> int:
     except (WorkloadError, EngineError, KvError, HttpError, OSError, RuntimeError) as error:
         print(f"epicycle bench: {error}", file=sys.stderr)
         return 1
-    if arguments.out is not None:
-        write(report, arguments.out)
     print(json.dumps(report))
     return 0
 
@@ -75,6 +86,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--device", default="auto", help="auto, cpu, or cuda:N")
     made.add_argument("--repeats", type=at_least_one, help="timed runs of each workload; default: the file's")
     made.add_argument("--no-decode-window", action="store_true", help="engine: leave out the pass that only decodes")
+    made.add_argument(
+        "--beside", nargs="+", default=[], metavar="SIDE",
+        help=f"run each workload so too, in turn, and tell the ratios: {', '.join(SIDES)}, or OPTION=VALUE",
+    )  # fmt: skip
     made.add_argument("--no-prefix-cache", action="store_true", help="compute every prompt whole")
     made.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", help="any other engine option")
     made.add_argument("--bandwidth", type=float, default=0.0, help="bytes/s for the floor, such as 4.2e12")
@@ -91,21 +106,24 @@ def at_least_one(text: str) -> int:
 
 
 def bench(read: WorkloadFile, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Run every workload asked for, printing each as it is done; returns the report."""
+    """Run every workload asked for, printing and keeping each as it is done; returns the report."""
     chosen = [read.pick(name) for name in arguments.workload]
     facts: dict[str, Any] = {"commit": bench_facts.commit(), "versions": bench_facts.versions()}
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     print(f"mode {arguments.mode}, commit {facts['commit'] or 'unknown'}, {versions}\n", flush=True)
-    results = []
+    report = {"bench": "workloads", "mode": arguments.mode, "target": arguments.target, **facts, "results": []}
     for workload in chosen:
         result = bench_one(read, workload, arguments)
-        results.append(result)
+        report["results"].append(result)
         print(f"{result['device']}, {result['dtype']}. {result['plan']}")
         print(bench_report.render(result) + "\n", flush=True)
-    return {"bench": "workloads", "mode": arguments.mode, "target": arguments.target, **facts, "results": results}
+        if arguments.out is not None:
+            write(report, arguments.out)
+    return report
 
 
 def bench_one(read: WorkloadFile, workload: Workload, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The workload, and each side it is run beside: on the same engine in turn, or on one of the side's own."""
     entry = chosen_model(read.model_of(workload), arguments)
     options = engine_options(workload, entry, read.defaults.page_tokens, arguments)
     spec = read_spec(locate(options["model"], "random").folder)
@@ -113,15 +131,53 @@ def bench_one(read: WorkloadFile, workload: Workload, arguments: argparse.Namesp
     if workload.longest_tokens > spec.context_tokens:
         text = f"{workload.name}: a request of {workload.longest_tokens} tokens is longer than the"
         raise WorkloadError(f"{text} {spec.context_tokens} that {options['model']} has positions for")
+    plain = Side(prefix_cache=not arguments.no_prefix_cache)
+    sides = [read_side(text) for text in arguments.beside]
+    here = [plain, *(side for side in sides if not side.options)]
+    about, results = bench_sides(read, workload, spec, options, here, arguments)
+    for side in sides:
+        if side.options:
+            results |= bench_sides(read, workload, spec, options | side.options, [side], arguments)[1]
+    first, runs = results[""]
+    beside = {
+        name: side | {"ratios": ratios(first["median"], side["median"]), "outputs": equal_outputs(runs, side_runs)}
+        for name, (side, side_runs) in results.items()
+        if name
+    }
+    return about | first | {"beside": beside}
+
+
+Results = dict[str, tuple[dict[str, Any], list[Record]]]  # by side: figures, and the last run's records
+
+
+def bench_sides(
+    read: WorkloadFile,
+    workload: Workload,
+    spec: ModelSpec,
+    options: dict[str, Any],
+    sides: list[Side],
+    arguments: argparse.Namespace,
+) -> tuple[dict[str, Any], Results]:
+    """All sides of one engine, run by run in turn; the first run of each warms up. Also what was served."""
     repeats = read.defaults.repeats if arguments.repeats is None else arguments.repeats
+    changed = [side.changed(workload) for side in sides]
+    timed: dict[str, list[RunResult]] = {side.name: [] for side in sides}
     serve = engine_side if arguments.mode == "engine" else http_side
     with serve(options, arguments) as served:
-        timed: list[RunResult] = []
         for number in range(repeats + 1):
-            result = served.run(Load(workload, spec, read.defaults.seed), f"run {number}")
-            timed += [result] if number else []  # the first one warms up
-    about = {"options": options, "device": served.device, "dtype": served.dtype, "plan": served.plan}
-    return about | bench_report.result_of(workload, timed, *floor_terms(spec, served, arguments))
+            for side, load in zip(sides, changed, strict=True):
+                measures_decode = number > 0 and not arguments.no_decode_window and not side.left_out(workload)
+                order = RunOrder(
+                    name=f"run {number} {side.name}", prefix_cache=side.prefix_cache, measures_decode=measures_decode
+                )
+                result = served.run(Load(load, spec, read.defaults.seed, side.left_out(workload)), order)
+                timed[side.name] += [result] if number else []
+    terms = floor_terms(spec, served, arguments)
+    found = {
+        side.name: (bench_report.result_of(load, timed[side.name], *terms), timed[side.name][-1].records)
+        for side, load in zip(sides, changed, strict=True)
+    }
+    return {"options": options, "device": served.device, "dtype": served.dtype, "plan": served.plan}, found
 
 
 def chosen_model(entry: ModelEntry, arguments: argparse.Namespace) -> ModelEntry:
@@ -164,9 +220,10 @@ def engine_side(options: dict[str, Any], arguments: argparse.Namespace) -> Itera
     give_back_memory()
     engine = Engine.load(read_options(options), progress())
     facts = engine.capabilities()
-    measures_decode, prefix_cache = not arguments.no_decode_window, not arguments.no_prefix_cache
     yield Served(
-        run=lambda load, _: run_engine(engine, load, measures_decode=measures_decode, prefix_cache=prefix_cache),
+        run=lambda load, order: run_engine(
+            engine, load, measures_decode=order.measures_decode, prefix_cache=order.prefix_cache
+        ),
         device=device_name(facts.device),
         dtype=facts.dtype,
         plan=facts.plan_line,
@@ -176,6 +233,10 @@ def engine_side(options: dict[str, Any], arguments: argparse.Namespace) -> Itera
 @contextmanager
 def http_side(options: dict[str, Any], arguments: argparse.Namespace) -> Iterator[Served]:
     """The server at --target, or one of our own for as long as the block runs."""
+    if "no-prefix-cache" in arguments.beside:
+        raise WorkloadError(
+            "--beside no-prefix-cache needs --mode engine; over HTTP use --no-prefix-cache in a run apart"
+        )
     if arguments.target:
         yield served_at(arguments.target, arguments)
         return
@@ -194,7 +255,7 @@ def served_at(base_url: str, arguments: argparse.Namespace) -> Served:
 
         device = device_name(device)
     dtype = str(arguments.dtype or card.get("dtype", "bfloat16"))
-    return Served(lambda load, name: run_http(base_url, load, name), device, dtype)
+    return Served(lambda load, order: run_http(base_url, load, order.name), device, dtype)
 
 
 def write(report: dict[str, Any], folder: Path) -> None:

@@ -110,6 +110,7 @@ def as_record(request: BenchRequest, reply: Reply) -> Record:
         text = f"request {request.number} ended with {reply.end.reason} after {len(reply.tokens)} of {request.output}"
         raise RuntimeError(f"{text} tokens {reply.end.message}{reply.end.warning}")
     return Record(
+        number=request.number,
         label=request.label,
         prompt_tokens=reply.prompt_tokens,
         submitted_s=reply.submitted_s,

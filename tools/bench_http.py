@@ -118,7 +118,12 @@ async def _drive(session: aiohttp.ClientSession, load: Load, extra: Mapping[str,
 
 
 async def _request(session: aiohttp.ClientSession, request: BenchRequest, extra: Mapping[str, object]) -> Record:
-    record = Record(label=request.label, prompt_tokens=len(request.prompt), submitted_s=time.perf_counter())
+    record = Record(
+        number=request.number,
+        label=request.label,
+        prompt_tokens=len(request.prompt),
+        submitted_s=time.perf_counter(),
+    )
     body = msgspec.json.encode(body_of(request, extra))
     async with session.post("/v1/completions", data=body, headers=JSON) as answer:
         if answer.status != 200:

@@ -35,6 +35,7 @@ class BenchRequest:
 class Record:
     """What a request did; times by one clock. `depths` may be empty where a server doesn't tell."""
 
+    number: int = 0
     label: str
     prompt_tokens: int
     submitted_s: float
@@ -49,10 +50,11 @@ class Timed(NamedTuple):
 
 
 class Load:
-    """The requests of one run. `start` once, then `after` each request that has ended."""
+    """The requests of one run, without those `left_out`. `start` once, then `after` each request that has ended."""
 
-    def __init__(self, workload: Workload, spec: ModelSpec, seed: int) -> None:
+    def __init__(self, workload: Workload, spec: ModelSpec, seed: int, left_out: frozenset[int] = frozenset()) -> None:
         self.workload = workload
+        self._left_out = left_out
         self._loops = spec.loops
         self._seed = seed
         specials = [*spec.eos_ids, *(one for one in (spec.bos_id, spec.pad_id) if one is not None)]
@@ -62,10 +64,10 @@ class Load:
     def start(self) -> list[Timed]:
         """What is sent first; begins anew."""
         work = self.workload
-        self._next = deque(range(work.requests))
+        self._next = deque(number for number in range(work.requests) if number not in self._left_out)
         if work.kind == "sessions":
             return [Timed(0.0, self._turn(session, 0, [])) for session in range(work.sessions)]
-        at_once = work.requests if work.kind == "burst" else min(work.streams, work.requests)
+        at_once = len(self._next) if work.kind == "burst" else min(work.streams, len(self._next))
         return [Timed(0.0, self.stream(self._next.popleft())) for _ in range(at_once)] + self._arrivals()
 
     def after(self, request: BenchRequest, tokens: list[int]) -> list[Timed]:

@@ -16,6 +16,7 @@ from epicycle.tools.bench_workload import Workload
 from epicycle.tools.floors import DeviceRates, Floors
 
 LATENCIES = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
+TOLD = (("ttft_ms", "p50"), ("ttft_ms", "p95"), ("itl_ms", "p50"), ("itl_ms", "p95"))  # as ratios
 
 
 def result_of(
@@ -57,13 +58,29 @@ def render(result: dict[str, Any]) -> str:
         _line("tokens/s decoding", median["decode_tokens_per_s"], [run["decode_tokens_per_s"] for run in runs]),
         _line("loops per token", median["mean_loops"], []),
         f"  {'serial floor':22} {_floor(result)}",
-        f"  {'ms':30} {'p50':>10} {'p90':>10} {'p99':>10}",
+        f"  {'ms':30} {'p50':>10} {'p95':>10} {'p99':>10}",
     ]
     for label, figures in median["latency"].items():
         lines += [_latency(label, name, figures[name]) for name in LATENCIES if figures[name]["count"]]
     counters = {name: value for name, value in median["counters"].items() if value}
     lines.append(f"  {'counters':22} " + ", ".join(f"{name} {value:,.6g}" for name, value in counters.items()))
+    for name, side in result.get("beside", {}).items():
+        lines += ["  beside " + render(side).replace(result["workload"], name, 1), *_ratios(side)]
     return "\n".join(lines)
+
+
+def _ratios(side: dict[str, Any]) -> list[str]:
+    """The plain run over the side, figure by figure."""
+    found, outputs = side["ratios"], side["outputs"]
+    lines = [f"  plain / side: outputs equal in {outputs['equal']} of {outputs['of']} requests that both ran"]
+    for name in ("tokens_per_s", "decode_tokens_per_s"):
+        lines += [f"    {name:24} {found[name]:.3f}"] if name in found else []
+    computed = found.get("counters", {}).get("prompt_tokens_computed")
+    lines += [f"    {'prompt tokens computed':24} {computed:.3f}"] if computed else []
+    for label, figures in found.get("latency", {}).items():
+        shown = [f"{name.removesuffix('_ms')} {cut} {figures[name][cut]:.3f}" for name, cut in TOLD if name in figures]
+        lines.append(f"    {label:24} " + ", ".join(shown))
+    return lines
 
 
 def _line(title: str, value: float | None, runs: Sequence[float | None]) -> str:
@@ -82,7 +99,7 @@ def _floor(result: dict[str, Any]) -> str:
 
 
 def _latency(label: str, name: str, cuts: dict[str, float]) -> str:
-    shown = " ".join(f"{cuts[cut]:10,.1f}" for cut in ("p50", "p90", "p99"))
+    shown = " ".join(f"{cuts[cut]:10,.1f}" for cut in ("p50", "p95", "p99"))
     return f"  {label:10} {name.removesuffix('_ms').upper():5} n={cuts['count']:<11,.0f} {shown}"
 
 

@@ -15,7 +15,8 @@ import numpy as np
 from epicycle.tools.bench_load import Record
 from epicycle.tools.floors import SequenceSize
 
-PERCENTILES = (50, 90, 99)
+PERCENTILES = (50, 95, 99)
+FIRST_TURN, LATER_TURNS = "turn 1", "turns 2+"
 Latencies = dict[str, dict[str, float]]  # figure -> percentile -> milliseconds
 
 
@@ -30,7 +31,7 @@ class RunResult:
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """`p50`, `p90`, `p99` (linear between neighbours) and `count`; only the count of nothing."""
+    """`p50`, `p95`, `p99` (linear between neighbours) and `count`; only the count of nothing."""
     if not values:
         return {"count": 0}
     cuts = np.percentile(values, PERCENTILES)
@@ -82,7 +83,6 @@ def summarise(result: RunResult) -> dict[str, object]:
     """Every figure of one run, as JSON."""
     records = result.records
     seconds, tokens = wall_s(records), sum(len(one.token_s) for one in records)
-    labels = dict.fromkeys(one.label for one in records)
     return {
         "wall_s": seconds,
         "output_tokens": tokens,
@@ -91,9 +91,19 @@ def summarise(result: RunResult) -> dict[str, object]:
         "decode_tokens_per_s": result.decode_tokens_per_s,
         "decode_streams": result.decode_streams,
         "mean_loops": mean_loops(records),
-        "latency": {label: latencies([one for one in records if one.label == label]) for label in labels},
+        "latency": {label: latencies(group) for label, group in groups(records).items()},
         "counters": result.counters | derived(result.counters),
     }
+
+
+def groups(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """Records by label; of conversations, all turns but the first together besides."""
+    found: dict[str, list[Record]] = {}
+    for one in records:
+        found.setdefault(one.label, []).append(one)
+    if FIRST_TURN in found and len(found) > 1:
+        found[LATER_TURNS] = [one for one in records if one.label != FIRST_TURN]
+    return found
 
 
 def derived(counters: Mapping[str, float]) -> dict[str, float]:
@@ -102,6 +112,8 @@ def derived(counters: Mapping[str, float]) -> dict[str, float]:
     if not ticks:
         return {}
     ratios = {"mean_rows": counters.get("rows_in_ticks", 0.0) / ticks}
+    if "prefix_hit_tokens" in counters:
+        ratios["prompt_tokens_computed"] = counters.get("prompt_tokens", 0.0) - counters["prefix_hit_tokens"]
     parts = counters.get("replays", 0.0) + counters.get("eager_parts", 0.0)
     if parts:
         ratios["graph_hit_rate"] = counters["replays"] / parts

@@ -172,9 +172,28 @@ def test_options_go_to_the_engine(folder: Path, tmp_path: Path, capsys: pytest.C
     assert 16 / 3 * 4 <= result["median"]["counters"]["ticks"]
 
 
+def test_sides_run_on_the_same_engine_in_turn_or_on_one_of_their_own(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "w.toml"
+    path.write_text(FILE.format(folder=folder))
+    words = ["--file", str(path), "--workload", "b", "--repeats", "2", "--no-decode-window"]
+    assert 0 == bench.main([*words, "--beside", "no-prefix-cache", "prompt_chunk_tokens=3"])
+    text = capsys.readouterr().out
+    (result,) = json.loads(text.splitlines()[-1])["results"]
+    assert ["no-prefix-cache", "prompt_chunk_tokens=3"] == list(result["beside"])
+    for side in result["beside"].values():
+        assert (2, {"equal": 2, "of": 2}) == (len(side["runs"]), side["outputs"])
+        assert side["ratios"]["tokens_per_s"] > 0
+    chunked = result["beside"]["prompt_chunk_tokens=3"]
+    assert result["median"]["counters"]["ticks"] < chunked["median"]["counters"]["ticks"]
+    assert "plain / side: outputs equal in 2 of 2 requests" in text
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
+        (["--workload", "tiny_b8", "--beside", "no-arrivals"], "tiny_b8 has no arrivals to leave out"),
         (["--workload", "nonsense"], "'nonsense' is not one of"),
         (["--workload", "tiny_b8", "--set", "slotz=3"], "slotz=3: not OPTION=VALUE"),
         (["--workload", "tiny_b8", "--set", "slots=no"], "Expected `int`"),

@@ -23,8 +23,8 @@ def record(submitted_s: float, *token_s: float, label: str = "stream", depths: t
 
 
 def test_percentiles_lie_between_neighbours() -> None:
-    assert {"p50": 51.0, "p90": 91.0, "p99": 100.0, "count": 101} == percentiles([float(one) for one in range(1, 102)])
-    assert {"p50": 1.5, "p90": pytest.approx(1.9), "p99": pytest.approx(1.99), "count": 2} == percentiles([2.0, 1.0])
+    assert {"p50": 51.0, "p95": 96.0, "p99": 100.0, "count": 101} == percentiles([float(one) for one in range(1, 102)])
+    assert {"p50": 1.5, "p95": pytest.approx(1.95), "p99": pytest.approx(1.99), "count": 2} == percentiles([2.0, 1.0])
 
 
 def test_percentiles_of_nothing_are_only_a_count() -> None:
