@@ -14,6 +14,7 @@ from epicycle.transport.wire.columns import F32, I32, U16, pack
 from epicycle.transport.wire.request import LoopBounds, Sampling
 
 COMPANY_OUTPUTS = (4, 24)  # short lives: rows come and go beside the trials
+COMPANY_PROMPT = 512  # at most: what takes its turns beside a trial, not what the trial's time goes to
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ def make_company(facts: MixFacts, seed: int) -> Iterator[Request]:
     rng = random.Random(f"company {seed}")
     number = 0
     while True:
-        length = rng.randint(1, max(1, facts.longest_prompt // 2))
+        length = rng.randint(1, max(1, min(COMPANY_PROMPT, facts.longest_prompt // 2)))
         yield _request(facts, rng, number, length, min(facts.outputs, rng.randint(*COMPANY_OUTPUTS)))
         number += 1
 
