@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from epicycle.engine.attention_choice import AttentionChoice
 from epicycle.engine.device_tick import DeviceTick, make_tensors
 from epicycle.engine.errors import EngineError
 from epicycle.engine.exits import registry as exits
+from epicycle.engine.flash_attention import FlashParts, load_flash
 from epicycle.engine.graph_runner import PlainRunner, RunCounters
 from epicycle.engine.kernels.plain import PlainOps
 from epicycle.engine.kernels.tiled import TiledOps
@@ -30,6 +32,7 @@ from epicycle.engine.pump import Pump
 from epicycle.engine.sampling import MAX_ALTERNATIVES
 from epicycle.engine.setup import (
     PROMPT_CHUNK_TOKENS,
+    attention_of,
     make_layout,
     make_ops,
     make_slots,
@@ -86,6 +89,8 @@ class Engine:
         self._most_prompt_rows = most_prompt_rows(options, self.device)
         self._device_tick: tuple[SlotTable, DeviceTick] | None = None
         self._triton_ops: TritonOps | None = None
+        self._flash = FlashParts()
+        self.attention: AttentionChoice | None = None  # None for an engine that was put together by hand
         self.capture: CaptureReport | None = None  # of the graphs, once they are there
 
     @classmethod
@@ -98,6 +103,10 @@ class Engine:
         published = read_spec(files.folder)
         spec = serve_loops(published, options.loops)
         dtype = resolve_dtype(options.dtype, device)
+        layout = make_layout(options, spec, dtype)
+        attention = attention_of(options, spec, layout, dtype, device)
+        on_progress(attention.line())
+        flash = load_flash(attention)
         on_progress("checking numerics")
         ops, row_tile = make_ops(options, spec, dtype, device, on_progress)
         on_progress(f"loading {source} weights of {files.served_id}")
@@ -108,17 +117,16 @@ class Engine:
                 tensors = load_weights(files.folder, published, dtype=dtype, device=device)
         model = assemble(spec, tensors, ops, options.start_state)
         on_progress("planning the KV pool")
-        layout = make_layout(options, spec, dtype)
         triton_ops = None if isinstance(ops, PlainOps | TiledOps) else ops
         room_bytes = 0
         if triton_ops is not None and not options.kv_memory_bytes:
             with memory_errors("the work of a tick"):
-                room_bytes = measure_room(options, files, model, triton_ops, layout, dtype, device, on_progress)
+                room_bytes = measure_room(options, files, model, triton_ops, layout, dtype, device, on_progress, flash)
         plan = plan_engine_pool(options, spec, layout, device, room_bytes)
         with memory_errors(plan.line()):
             pool = KvPool(layout, plan.total_pages, dtype, device)
             engine = cls(options, files, model, pool, plan, row_tile)
-            engine._triton_ops = triton_ops
+            engine._triton_ops, engine._flash, engine.attention = triton_ops, flash, attention
             engine.prepare(on_progress)
         return engine
 
@@ -129,8 +137,16 @@ class Engine:
 
     def beat_counters(self) -> dict[str, float]:
         """What an executor's heartbeats add to /metrics; any thread."""
-        is_cuda = self.device.type == "cuda"
-        return {"vram_bytes": float(torch.cuda.memory_reserved(self.device)) if is_cuda else 0.0}
+        is_cuda, runs, capture = self.device.type == "cuda", self.run_counters or RunCounters(), self.capture
+        return {
+            "vram_bytes": float(torch.cuda.memory_reserved(self.device)) if is_cuda else 0.0,
+            'tick_parts_total{way="graph"}': float(runs.replays),
+            'tick_parts_total{way="eager"}': float(runs.eager_parts),
+            "padding_rows_total": float(runs.padding_rows),
+            "whole_token_ticks_total": float(runs.whole_tokens),
+            "graph_bytes": float(capture.bytes) if capture else 0.0,
+            "graph_capture_seconds": capture.seconds if capture else 0.0,
+        }
 
     def new_pump(self, epoch: int, clock: Callable[[], float] = time.monotonic) -> Pump:
         """A pump with empty slots. Pumps share the pool: use one at a time."""
@@ -185,6 +201,7 @@ class Engine:
             self.rule_name,
             has_graphs=self.options.graphs == "on",
             on_progress=on_progress,
+            flash=self._flash,
         )
         self._device_tick = slots, tick
 
@@ -267,4 +284,8 @@ class Engine:
             max_logprobs=MAX_ALTERNATIVES,
             max_stop_ids=MAX_STOP_IDS,
             max_logit_bias=MAX_LOGIT_BIAS,
+            attention=self.attention.line() if self.attention else "",
+            graphs=self.capture.graphs if self.capture else 0,
+            graph_bytes=self.capture.bytes if self.capture else 0,
+            graph_ms=round(self.capture.seconds * 1e3) if self.capture else 0,
         )

@@ -17,6 +17,7 @@ import torch
 from epicycle.engine.device_tick import DeviceTick
 from epicycle.engine.exits.base import ExitRule
 from epicycle.engine.exits.registry import RULES
+from epicycle.engine.flash_attention import FlashParts
 from epicycle.engine.graph_runner import Part, PlainRunner
 from epicycle.engine.graphs import MOST_GRAPHS, CaptureReport, GraphRunner, parts_of
 from epicycle.engine.kernels.gemm_triton import run_product
@@ -193,9 +194,10 @@ def make_tick(
     *,
     has_graphs: bool,
     on_progress: Progress,
+    flash: FlashParts,
 ) -> tuple[DeviceTick, CaptureReport | None]:
     """A tick that never waits for the device, captured where `has_graphs`. `ops` are the model's."""
-    backend = kernel_backend(model, ops, pool, tensors, rule, rule_name, RULES[rule_name])
+    backend = kernel_backend(model, ops, pool, tensors, rule, rule_name, RULES[rule_name], flash)
     if not has_graphs:
         return DeviceTick(model, tensors, backend, PlainRunner()), None
     runner = GraphRunner(pool.device)

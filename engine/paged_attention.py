@@ -2,14 +2,18 @@
 
 Owns the device metadata that the kernels take (addresses, work lists) and their buffers, made once for the largest
 tick. A traversal's metadata is made when a layer first asks and serves all its layers. Rows that aren't live read and
-write nothing, and what comes out for them means nothing. It must not know how rows were chosen.
+write nothing, and what comes out for them means nothing. Decode rows, prompt rows or both may go to a FlashAttention
+library instead; KV is always written by our kernels. It must not know how rows were chosen.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
+from epicycle.engine.flash_attention import FlashParts, FlashRun, layer_view, slot_tables
 from epicycle.engine.frame import Frame
 from epicycle.engine.kernels.decode_attention_triton import PIECE, allocate_scratch, decode_attention, list_runs
 from epicycle.engine.kernels.prompt_attention_triton import QUERY_TILE, PromptChunks, prompt_attention
@@ -25,8 +29,18 @@ ROWS_TO_TURN_APART = 16  # from here on a launch of its own for rotation and KV 
 class PagedAttention:
     """Meets `frame.FrameAttention`. Rows made by it are used one traversal after the other: they share buffers."""
 
-    def __init__(self, pool: KvPool, page_table: Tensor, heads: int, *, decode_rows: int, prompt_rows: int) -> None:
+    def __init__(
+        self,
+        pool: KvPool,
+        page_table: Tensor,
+        heads: int,
+        *,
+        decode_rows: int,
+        prompt_rows: int,
+        flash: FlashParts | None = None,
+    ) -> None:
         self.pool = pool
+        self.flash = flash or FlashParts()
         self.page_table = page_table
         self.heads = heads
         self.starts = pool.plane_starts
@@ -41,6 +55,18 @@ class PagedAttention:
         return PagedRows(self, frame)
 
 
+@dataclass(frozen=True, slots=True)
+class _Flash:
+    """What a library's calls of one traversal share; tables are those of `slot_tables`."""
+
+    lengths: Tensor
+    table: Tensor
+    starts: Tensor | None = None
+
+    def run(self, pool: KvPool, layer: int) -> FlashRun:
+        return FlashRun(layer_view(pool.k, layer), layer_view(pool.v, layer), self.lengths, self.table, self.starts)
+
+
 class PagedRows:
     """Meets `models.base.Rows`; `attend_product` is what a fused model calls instead."""
 
@@ -50,12 +76,13 @@ class PagedRows:
         self._frame = frame
         self._columns: tuple[Tensor, Tensor] | None = None  # of loops, of what runs once: [3, N] int32
         self._chunks: PromptChunks | None = None
+        self._flash: dict[tuple[bool, bool], _Flash] = {}  # by (is prompt, is once)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return self._attend(self._planned()[0], layer, q, k, v)
+        return self._attend(layer, q, k, v, is_once=False)
 
     def attend_once(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return self._attend(self._planned()[1], layer, q, k, v)
+        return self._attend(layer, q, k, v, is_once=True)
 
     def attend_product(self, layer: int, qkv: Tensor, turning: Turning, *, is_once: bool = False) -> Tensor:
         """As `attend` from a QKV product [N, (heads + 2 kv_heads) d] that hasn't turned yet; [N, heads * d]."""
@@ -64,43 +91,75 @@ class PagedRows:
         heads, pool = shared.heads, shared.pool
         out = torch.empty(len(qkv), heads * pool.geometry.head_dim, dtype=qkv.dtype, device=qkv.device)
         if decode:
-            at, q, turns = self._addresses(columns[:, :decode]), qkv[:decode], decode < ROWS_TO_TURN_APART
+            turns = decode < ROWS_TO_TURN_APART and shared.flash.decode is None
+            q, at = qkv[:decode], self._addresses(columns[:, :decode])
             if not turns:
                 q = rope_kv(q, heads, turning, at, pool.k, pool.v, layer)
-            decode_attention(
-                q,
-                heads,
-                at,
-                shared.work,
-                shared.scratch,
-                pool.k,
-                pool.v,
-                layer,
-                turning=turning if turns else None,
-                out=out[:decode],
-            )
+            self._decode(q, layer, out[:decode], is_once=is_once, turning=turning if turns else None)
         if self._chunks is not None:
-            at = self._addresses(columns[:, decode:])
-            q = rope_kv(qkv[decode:], heads, turning, at, pool.k, pool.v, layer)
-            prompt_attention(q, heads, at, self._chunks, pool.k, pool.v, layer, out=out[decode:])
+            q = rope_kv(qkv[decode:], heads, turning, self._addresses(columns[:, decode:]), pool.k, pool.v, layer)
+            self._prompt(q, layer, out[decode:], is_once=is_once)
         return out
 
-    def _attend(self, columns: Tensor, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, is_once: bool) -> Tensor:
+        columns = self._planned()[is_once]
         shared, decode = self._attention, self._frame.decode_rows
-        heads, pool = shared.heads, shared.pool
-        facts = pool.facts
-        write_kv(k, v, columns, shared.page_table, facts.slots_per_page, pool.k, pool.v, layer)
+        pool = shared.pool
+        write_kv(k, v, columns, shared.page_table, pool.facts.slots_per_page, pool.k, pool.v, layer)
         flat = q.flatten(1)
         out = torch.empty_like(flat)
         if decode:
-            at = self._addresses(columns[:, :decode])
-            decode_attention(
-                flat[:decode], heads, at, shared.work, shared.scratch, pool.k, pool.v, layer, out=out[:decode]
-            )
+            self._decode(flat[:decode], layer, out[:decode], is_once=is_once)
         if self._chunks is not None:
-            at = self._addresses(columns[:, decode:])
-            prompt_attention(flat[decode:], heads, at, self._chunks, pool.k, pool.v, layer, out=out[decode:])
+            self._prompt(flat[decode:], layer, out[decode:], is_once=is_once)
         return out.view(q.shape)
+
+    def _decode(self, q: Tensor, layer: int, out: Tensor, *, is_once: bool, turning: Turning | None = None) -> None:
+        """Into `out` [B, heads * d]; q has turned, or with `turning` is the product that hasn't."""
+        shared = self._attention
+        pool = shared.pool
+        if shared.flash.decode is not None:
+            run = self._flash_of(is_prompt=False, is_once=is_once).run(pool, layer)
+            out.copy_(shared.flash.decode.decode(self._by_heads(q), run).flatten(1))
+            return
+        at = self._addresses(self._planned()[is_once][:, : self._frame.decode_rows])
+        decode_attention(
+            q, shared.heads, at, shared.work, shared.scratch, pool.k, pool.v, layer, turning=turning, out=out
+        )
+
+    def _prompt(self, q: Tensor, layer: int, out: Tensor, *, is_once: bool) -> None:
+        """Into `out` [N, heads * d]."""
+        shared = self._attention
+        pool = shared.pool
+        if shared.flash.prompt is not None:
+            run = self._flash_of(is_prompt=True, is_once=is_once).run(pool, layer)
+            out.copy_(shared.flash.prompt.prompt(self._by_heads(q), run).flatten(1))
+            return
+        assert self._chunks is not None
+        at = self._addresses(self._planned()[is_once][:, self._frame.decode_rows :])
+        prompt_attention(q, shared.heads, at, self._chunks, pool.k, pool.v, layer, out=out)
+
+    def _by_heads(self, q: Tensor) -> Tensor:
+        return q.view(len(q), self._attention.heads, -1)
+
+    def _flash_of(self, *, is_prompt: bool, is_once: bool) -> _Flash:
+        """Made when the first layer asks. A chunk's rows have one slot, plane and end: those of its first."""
+        key = is_prompt, is_once
+        if key not in self._flash:
+            frame, shared, columns, chunks = self._frame, self._attention, self._planned()[is_once], self._chunks
+            lengths, starts = torch.where(frame.live, frame.ends, 0).to(torch.int32), None
+            rows: slice | Tensor = slice(frame.decode_rows)
+            if is_prompt:
+                assert chunks is not None
+                rows = chunks.firsts.to(torch.int64) + frame.decode_rows
+                lengths = torch.where(chunks.counts > 0, lengths[rows], 0)
+                starts = torch.nn.functional.pad(chunks.counts.cumsum(0, dtype=torch.int32), (1, 0))
+            else:
+                lengths = lengths[rows]
+            slots_per_page = shared.pool.facts.slots_per_page
+            table = slot_tables(columns[0][rows], columns[2][rows], shared.page_table, slots_per_page)
+            self._flash[key] = _Flash(lengths, table, starts)
+        return self._flash[key]
 
     def _addresses(self, columns: Tensor) -> RowAddresses:
         shared = self._attention

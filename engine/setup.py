@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from epicycle.engine.attention_choice import AttentionChoice, AttentionFacts, choose_attention, installed_libraries
 from epicycle.engine.device_tick import DeviceTick, make_tensors
 from epicycle.engine.errors import EngineError, OptionError
 from epicycle.engine.exits import registry as exits
+from epicycle.engine.flash_attention import FlashParts
 from epicycle.engine.kernels.plain import PlainOps
 from epicycle.engine.kernels.tiled import TiledOps
 from epicycle.engine.models.base import LoopedModel
@@ -96,6 +98,26 @@ def make_layout(options: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> K
     return build_layout(options.kv_layout, geometry, packed=options.pack_recurrent_planes)
 
 
+def attention_of(
+    options: EngineConfig, spec: ModelSpec, layout: KvLayout, dtype: torch.dtype, device: torch.device
+) -> AttentionChoice:
+    """Which kernels compute attention. Raises OptionError where what was asked for can't be had."""
+    has_kernels = device.type == "cuda" and options.tick != "eager"
+    return choose_attention(
+        options.attention,
+        AttentionFacts(
+            capability=torch.cuda.get_device_capability(device) if has_kernels else None,
+            plain_tick="a CPU" if device.type == "cpu" else "an eager tick",
+            dtype=str(dtype).removeprefix("torch."),
+            head_dim=spec.head_dim,
+            page_tokens=options.page_tokens,
+            page_bytes=layout.page_bytes,
+            poison=options.poison,
+            installed=installed_libraries() if has_kernels else frozenset(),
+        ),
+    )
+
+
 def plan_engine_pool(
     options: EngineConfig, spec: ModelSpec, layout: KvLayout, device: torch.device, room_bytes: int = 0
 ) -> PoolPlan:
@@ -152,6 +174,7 @@ def measure_room(
     dtype: torch.dtype,
     device: torch.device,
     on_progress: Progress,
+    flash: FlashParts,
 ) -> int:
     """Bytes that the KV pool may have on a GPU: what is free beside a tick that has shown what it needs."""
     from epicycle.engine import gpu
@@ -166,7 +189,9 @@ def measure_room(
     def make_scratch_tick(slots: SlotTable) -> tuple[DeviceTick, TickTensors]:
         tensors = make_tensors(slots, Ladder.of(options.slots, most_prompt_rows(options, device)))
         pool = KvPool(layout, 1, dtype, device)
-        tick, _ = gpu.make_tick(model, ops, pool, tensors, rule, name, has_graphs=False, on_progress=on_progress)
+        tick, _ = gpu.make_tick(
+            model, ops, pool, tensors, rule, name, has_graphs=False, on_progress=on_progress, flash=flash
+        )
         return tick, tensors
 
     room = gpu.measure_room(make_scratch_slots, make_scratch_tick, spec, device, has_graphs=options.graphs == "on")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from epicycle.engine.exits.base import ExitRule
 from epicycle.engine.exits.registry import RuleEntry
+from epicycle.engine.flash_attention import FlashParts
 from epicycle.engine.frame import Frame
 from epicycle.engine.kernels import tick_triton
 from epicycle.engine.kernels.argmax_triton import argmax
@@ -180,11 +181,12 @@ def kernel_backend(
     rule: ExitRule,
     rule_name: str,
     needs: RuleEntry,
+    flash: FlashParts,
 ) -> TickBackend:
     """A tick that never waits for the device."""
     ladder, page_table = tensors.inputs.ladder, tensors.slots.page_table
     attention = PagedAttention(
-        pool, page_table, model.spec.heads, decode_rows=ladder.decode[-1], prompt_rows=ladder.prompt[-1]
+        pool, page_table, model.spec.heads, decode_rows=ladder.decode[-1], prompt_rows=ladder.prompt[-1], flash=flash
     )
     commit = KernelCommit(pool)
     has_kernel_line_up = not model.spec.coda_layers and tensors.slots.previous_final is None

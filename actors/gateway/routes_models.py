@@ -26,8 +26,7 @@ def add_routes(router: web.UrlDispatcher, core: Core) -> None:
 
     async def version(_request: web.Request) -> web.Response:
         config = hashlib.sha256(msgspec.json.encode(core.config)).hexdigest()[:16]
-        versions = [] if core.served is None else core.served.facts.versions
-        return _json({"version": __version__, "config": config, "libraries": versions})
+        return _json({"version": __version__, "config": config, **_engine_facts(core)})
 
     router.add_get("/v1/models", models)
     router.add_get("/v1/models/{id:.+}", model)
@@ -61,6 +60,15 @@ def describe(core: Core) -> dict[str, Any]:
             "defaults": msgspec.to_builtins(core.served.defaults),
         }
     return card
+
+
+def _engine_facts(core: Core) -> dict[str, Any]:
+    """How the executor computes; known once it is up."""
+    if core.served is None:
+        return {"libraries": []}
+    facts = core.served.facts
+    graphs = {"captured": facts.graphs, "bytes": facts.graph_bytes, "capture_ms": facts.graph_ms}
+    return {"libraries": facts.versions, "attention": facts.attention, "graphs": graphs}
 
 
 def _json(content: object) -> web.Response:

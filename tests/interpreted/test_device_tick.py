@@ -9,12 +9,14 @@ import pytest
 from epicycle.engine import gpu
 from epicycle.engine.device_tick import make_tensors
 from epicycle.engine.engine import Engine
+from epicycle.engine.flash_attention import FlashParts
 from epicycle.engine.kernels.triton_ops import TritonOps
 from epicycle.engine.models.build import assemble
 from epicycle.engine.pump import Pump
 from epicycle.engine.tick_inputs import Ladder
 from epicycle.transport.wire.columns import I32, pack
 from epicycle.transport.wire.request import LoopBounds, Sampling
+from tests.fakes.flash import PlainFlash
 from tests.fakes.serving import EPOCH, Ask, Serving, floats, serve_all, tiny_engine, tiny_folder
 from tests.fakes.tiny_models import CONFIGS, lively_weights, spec_of
 
@@ -29,7 +31,7 @@ ASKS = [
 REPORTED = [Ask([7, 3, 40], Sampling(max_tokens=3, temperature=0.8, seed=4, logprobs=2, prompt_logprobs=1))]
 
 
-def kernel_pump(engine: Engine, name: str) -> Pump:
+def kernel_pump(engine: Engine, name: str, flash: FlashParts | None = None) -> Pump:
     """A pump whose tick runs through the interpreted kernels."""
     spec, ops = spec_of(CONFIGS[name]), TritonOps()
     model = assemble(spec, lively_weights(spec), ops)
@@ -44,6 +46,7 @@ def kernel_pump(engine: Engine, name: str) -> Pump:
         engine.rule_name,
         has_graphs=False,
         on_progress=lambda _: None,
+        flash=flash or FlashParts(),
     )
     return engine.make_pump(slots, tick, EPOCH)
 
@@ -59,6 +62,20 @@ def test_requests_get_the_eager_tick_s_tokens(name: str, tmp_path: Path) -> None
     assert [(it.tokens, it.depths, it.reason) for it in expected] == [
         (it.tokens, it.depths, it.reason) for it in actual
     ]
+
+
+@pytest.mark.parametrize("name", ["ouro", "huginn_raven"])
+def test_attention_by_another_library_gives_the_same_tokens(name: str, tmp_path: Path) -> None:
+    engine = tiny_engine(tiny_folder(tmp_path, name), slots=3)
+    expected = serve_all(engine, ASKS)
+    decode, prompt = PlainFlash(), PlainFlash()
+    serving = Serving(engine, kernel_pump(engine, name, FlashParts(decode, prompt)))
+    rids = [serving.submit(ask) for ask in ASKS]
+    serving.run()
+    assert [(it.tokens, it.depths) for it in expected] == [
+        (serving.outcomes[rid].tokens, serving.outcomes[rid].depths) for rid in rids
+    ]
+    assert ({"decode"}, {"prompt"}) == (set(decode.calls), set(prompt.calls))
 
 
 def test_reports_are_those_of_the_eager_tick(tmp_path: Path) -> None:

@@ -43,6 +43,10 @@ class Capabilities(Wire, frozen=True):
     max_stop_ids: int = 64
     max_logit_bias: int = 512
     transfer: TransferFacts | None = None  # an executor that can exchange KV with others
+    attention: str = ""  # the kernels' choice and its reason, one line
+    graphs: int = 0  # captured at start
+    graph_bytes: int = 0
+    graph_ms: int = 0  # that capturing took
 
 
 class Hello(Wire, frozen=True, tag=40):
