@@ -111,8 +111,16 @@ class TickWork:
         return sum(chunk.count for chunk in self.chunks)
 
 
+QUICK = 4  # a prompt of at most one part in so many of the first one's rest doesn't wait for it
+EVEN_TOKENS = 5000  # of context, whose attention takes a row as long as its products: Ouro 1.4B on an H200
+LEAST_ROWS = 64  # of a long prompt's chunk: one tile of queries
+
+
 class PromptQueue:
     """Requests whose prompts are being read, oldest first, and their chunks in flight: at most one each.
+
+    The oldest has all the room it can use. Only while much shorter prompts wait does it share: it keeps half of a
+    tick's work, and the short ones have the rest, in order of arrival.
 
     `is_serial`: the layout overwrites planes, so a chunk is one row and the next waits for its last loop.
     """
@@ -149,17 +157,28 @@ class PromptQueue:
         Without `may_start` only those in flight go on.
         """
         room = budget_rows - sum(chunk.count for chunk in self._in_flight.values()) if may_start else 0
+        head = next((resident for resident in self._waiting.values() if not resident.is_starved), None)
+        quick = self._quick(head) if room > 0 and head is not None else set()
         for slot, resident in self._waiting.items():
             if room <= 0 or len(self._in_flight) == self._most_chunks:
                 break
             if slot in self._in_flight or resident.is_starved:
                 continue
+            if quick and resident is not head and slot not in quick:
+                continue
             first = resident.written_tokens
             until = min(resident.prompt_tokens, resident.limit_tokens)
-            count = 1 if self._is_serial else min(room, until - first)
+            most = _shared_rows(budget_rows, first) if quick and resident is head else room
+            count = 1 if self._is_serial else min(room, most, until - first)
             self._in_flight[slot] = Chunk(resident, first, count)
             room -= count
         return list(self._in_flight.values())
+
+    def _quick(self, head: Resident) -> set[int]:
+        """Slots of prompts that are much shorter than what the first one has still to read."""
+        most = (head.prompt_tokens - head.written_tokens) // QUICK
+        waiting = self._waiting.items()
+        return {slot for slot, other in waiting if other.prompt_tokens - other.written_tokens <= most}
 
     def advance(self, chunks: Iterable[Chunk], loops: int) -> list[Chunk]:
         """One loop is done: returns the chunks that have finished their last, whose rows now hold KV."""
@@ -174,3 +193,9 @@ class PromptQueue:
             if chunk.ends_prompt:
                 del self._waiting[chunk.resident.slot]
         return finished
+
+
+def _shared_rows(budget_rows: int, context_tokens: int) -> int:
+    """Rows after `context_tokens` of context that take about half as long as `budget_rows` after none."""
+    half = max(1, budget_rows // 2)
+    return max(min(LEAST_ROWS, half), int(half / (1 + context_tokens / EVEN_TOKENS)))

@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from epicycle.tools.bench_load import BenchRequest, Load, Record, Timed
+from epicycle.tools.bench_load import ARRIVAL, BenchRequest, Load, Record, Timed
 from epicycle.tools.bench_stats import RunResult, shared_window
 
 DATA = b"data: "
@@ -64,7 +64,7 @@ async def measure(base_url: str, load: Load, salt: str) -> RunResult:
         before = await _counters(session)
         records = await _drive(session, load, extra)
         after = await _counters(session)
-    streams = [one for one in records if one.label == "stream"]
+    streams = [one for one in records if one.label != ARRIVAL]
     is_one_wave = len(streams) == min(load.workload.streams, load.workload.requests) == len(records)
     return RunResult(
         records=records,

@@ -16,6 +16,7 @@ from epicycle.engine.models.spec import ModelSpec
 from epicycle.tools.bench_workload import Workload
 
 FIRST_ARRIVAL_S = 1.0
+ARRIVAL = "arrival"  # the label of requests beside a workload's own
 _PROMPT, _DEPTHS = range(2)  # streams of one request's seed
 
 
@@ -78,13 +79,14 @@ class Load:
             if turn + 1 == work.turns:
                 return []
             return [Timed(work.tool_ms / 1e3, self._turn(session, turn + 1, request.prompt + tokens))]
-        is_replaced = work.kind == "closed" and request.label == "stream" and self._next
+        is_replaced = work.kind == "closed" and request.label != ARRIVAL and self._next
         return [Timed(0.0, self.stream(self._next.popleft()))] if is_replaced else []
 
     def stream(self, number: int) -> BenchRequest:
         """Request `number` of the workload's own."""
         prompt = self._draw(number, self.workload.prompt_tokens(number))
-        return self._request(number, "stream", prompt, self.workload.output)
+        label = f"prompt of {len(prompt)}" if self.workload.prompts else "stream"
+        return self._request(number, label, prompt, self.workload.output)
 
     def _arrivals(self) -> list[Timed]:
         beside = self.workload.arrivals
@@ -93,7 +95,7 @@ class Load:
         timed = []
         for index in range(beside.count):
             number = self.workload.requests + index
-            request = self._request(number, "arrival", self._draw(number, beside.prompt), beside.output)
+            request = self._request(number, ARRIVAL, self._draw(number, beside.prompt), beside.output)
             timed.append(Timed(FIRST_ARRIVAL_S + index * beside.every_ms / 1e3, request))
         return timed
 
