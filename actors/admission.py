@@ -6,7 +6,6 @@ slots or plans: the scheduler says what is free (Room) and who has left (Left).
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from epicycle.actors import refusals
 from epicycle.actors.admission_policy import PassLimits, admission_pass, order_key
 from epicycle.actors.control_messages import (
     Admit,
+    Again,
     ExecutorDown,
     ExecutorUp,
     GatewayLost,
@@ -28,7 +28,8 @@ from epicycle.actors.control_messages import (
 )
 from epicycle.actors.inbox import Inbox
 from epicycle.actors.prefix_policy import prefix_policy
-from epicycle.actors.routes import PrefixView, Route, Routes
+from epicycle.actors.routes import Choice, Route, Routes, UnitView
+from epicycle.actors.time_limits import TimeLimits
 from epicycle.actors.waiting import Entry, WaitingQueue
 from epicycle.kvstore.reserve import ReserveRule
 from epicycle.transport.config import Config
@@ -38,8 +39,6 @@ from epicycle.transport.wire.request import Cancel, Rejected, Submit, Verdict
 EARLY_CANCELS = 4096
 DEPARTURES = 32
 RETRY_AFTER_MAX_S = 60
-
-
 Answer = Callable[[int, Verdict], None]  # gateway number, verdict
 MakeRule = Callable[[Capabilities], ReserveRule]
 
@@ -47,7 +46,7 @@ MakeRule = Callable[[Capabilities], ReserveRule]
 class Admission:
     """One inbox (`inbox`), turned by `turn`. `answer` sends a verdict to a gateway.
 
-    `cache` is what may be asked about the cached pages of the executor of an epoch at any time.
+    `unit` finds what may be asked about the executor of an epoch at any time.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class Admission:
         to_scheduler: Callable[[ToScheduler], None],
         answer: Answer,
         make_rule: MakeRule,
-        cache: Callable[[int], PrefixView],
+        unit: Callable[[int], UnitView],
     ) -> None:
         self.inbox: Inbox[ToAdmission] = Inbox("admission")
         self.progress = 0
@@ -69,12 +68,12 @@ class Admission:
         self._answer = answer
         self._make_rule = make_rule
         self._limits = PassLimits(config.scheduler.scan_limit, config.scheduler.max_bypasses)
-        self._routes = Routes(cache)
+        self._routes = Routes(unit, config.transfer.least_tokens)
         self._waiting = WaitingQueue()
-        self._running: set[int] = set()
+        self._running: dict[int, str] = {}  # by rid: why it was withdrawn, empty while it wasn't
         self._computing: dict[bytes, int] = {}  # landmarks of the prompts being computed -> by whom
         self._landmarks_of: dict[int, tuple[bytes, ...]] = {}  # the same by rid
-        self._deadlines: list[tuple[float, int]] = []
+        self._time_limits = TimeLimits(config)
         # A Cancel has a socket of its own and may overtake its Submit; it is remembered until that comes.
         self._early_cancels: OrderedDict[int, str] = OrderedDict()
         self._departures: deque[float] = deque(maxlen=DEPARTURES)
@@ -105,12 +104,15 @@ class Admission:
                 self._is_dirty = True
             case Left(rid=rid):
                 self._computed(rid)
-                self._running.discard(rid)
+                self._running.pop(rid, None)
                 self._departures.append(self._clock())
+            case Again(submit=submit, arrived_s=arrived_s):
+                self._run_again(submit, arrived_s)
             case Room():
                 self._is_dirty |= self._routes.update(message)
-            case ExecutorUp(epoch=epoch, facts=facts):
-                self._routes.add(Route(epoch, facts, self._make_rule(facts), prefix_policy(self._config, facts)))
+            case ExecutorUp(epoch=epoch, facts=facts, role=role):
+                prefix = prefix_policy(self._config, facts)
+                self._routes.add(Route(epoch, facts, self._make_rule(facts), prefix, role))
             case ExecutorDown(epoch=epoch, reason=reason):
                 self._lose_executor(epoch, reason)
             case GatewayLost(number=number):
@@ -134,20 +136,33 @@ class Admission:
         if refusal is not None:
             self._reject(submit.gateway, refusal)
             return
-        route, now_s = self._routes.first, self._clock()
+        now_s = self._clock()
+        self._enqueue(submit, now_s)
+        self._time_limits.submitted(submit, now_s)
+
+    def _enqueue(self, submit: Submit, arrived_s: float, *, is_local: bool = False) -> None:
+        route = self._routes.first
         pages = route.rule.first_pages(len(submit.prompt) // 4, max(1, submit.sampling.max_tokens))
-        key = order_key(submit.priority, now_s, self._config.scheduler.ageing_s)
-        self._waiting.add(submit, now_s, pages, key, route.prefix.keys(submit), route.prefix.most_hits(submit))
-        deadline_ms = self._deadline_ms(submit)
-        if deadline_ms > 0:
-            heapq.heappush(self._deadlines, (now_s + deadline_ms / 1e3, submit.rid))
+        order = order_key(submit.priority, arrived_s, self._config.scheduler.ageing_s)
+        keys, most_hits = route.prefix.keys(submit), route.prefix.most_hits(submit)
+        self._waiting.add(submit, arrived_s, pages, order, keys, most_hits, is_local=is_local)
         self._is_dirty = True
+
+    def _run_again(self, submit: Submit, arrived_s: float) -> None:
+        """Its place in the queue is the one it had; it may have been cancelled, or its time may have passed."""
+        self._computed(submit.rid)
+        cause = self._running.pop(submit.rid)
+        refusal = refusals.withdrawn(submit.rid, cause, "") if cause else self._refusal(submit)
+        if refusal is not None:
+            self._reject(submit.gateway, refusal)
+            return
+        self._enqueue(submit, arrived_s, is_local=True)
 
     def _refusal(self, submit: Submit) -> Rejected | None:
         """Why this request can't even wait; None when it can."""
         if self._is_draining:
             return refusals.draining(submit.rid)
-        if not self._routes:
+        if not self._routes.are_open:
             return refusals.not_ready(submit.rid)
         refusal = self._routes.refusal(submit)
         if refusal is not None:
@@ -156,9 +171,6 @@ class Admission:
         if len(self._waiting) >= most:
             return refusals.overloaded(submit.rid, len(self._waiting), most, self._retry_after_s())
         return None
-
-    def _deadline_ms(self, submit: Submit) -> float:
-        return submit.deadline_ms or self._config.server.request_deadline_s * 1e3
 
     def _retry_after_s(self) -> int:
         """Time to serve those that wait, at the rate at which requests have left lately."""
@@ -173,38 +185,39 @@ class Admission:
             self._reject(entry.submit.gateway, refusals.cancelled(rid, cause))
             self._is_dirty = True
         elif rid in self._running:
-            self._to_scheduler(Withdraw(rid, "shutdown" if cause == "shutdown" else "cancelled"))
+            self._withdraw(rid, "shutdown" if cause == "shutdown" else "cancelled", "")
         else:
             self._early_cancels[rid] = cause
             if len(self._early_cancels) > EARLY_CANCELS:
                 self._early_cancels.popitem(last=False)
 
+    def _withdraw(self, rid: int, reason: str, message: str) -> None:
+        self._running[rid] = reason
+        self._to_scheduler(Withdraw(rid, reason, message))
+
     def _expire(self) -> None:
         now_s = self._clock()
-        while self._deadlines and self._deadlines[0][0] <= now_s:
-            _, rid = heapq.heappop(self._deadlines)
-            entry = self._waiting.remove(rid)
+        for rid, limit in self._time_limits.over(now_s):
+            entry = self._waiting.remove(rid) if limit.covers != "generation" else None
             if entry is not None:
                 waited_ms = (now_s - entry.arrived_s) * 1e3
-                self._reject(entry.submit.gateway, refusals.timeout(rid, waited_ms, self._deadline_ms(entry.submit)))
+                self._reject(entry.submit.gateway, refusals.timeout(rid, waited_ms, limit.ms, limit.knob))
                 self._is_dirty = True
-            elif rid in self._running:
-                self._to_scheduler(
-                    Withdraw(rid, "deadline", "the request's deadline has passed (server.request_deadline_s)")
-                )
+            elif rid in self._running and limit.covers != "queue":
+                self._withdraw(rid, "deadline", f"{limit.ms / 1e3:g} s have passed, the limit of {limit.knob}")
 
     def _admit(self) -> None:
         """One pass of the policy; what it picks goes to the scheduler."""
         if not self._waiting or self._routes.are_full:
             return
         head = self._ready(self._waiting.head(self._limits.scan_limit))
-        taken: dict[int, Route] = {}
+        taken: dict[int, Choice] = {}
 
         def take(position: int) -> bool:
-            route = self._routes.take(head[position])
-            if route is not None:
-                taken[position] = route
-            return route is not None
+            choice = self._routes.take(head[position])
+            if choice is not None:
+                taken[position] = choice
+            return choice is not None
 
         bypasses = [entry.bypasses for entry in head]
         result = admission_pass(take, lambda: self._routes.are_full, bypasses, self._limits)
@@ -246,20 +259,31 @@ class Admission:
                 del self._computing[key]
                 self._is_dirty = True
 
-    def _let_in(self, entry: Entry, route: Route) -> None:
+    def _let_in(self, entry: Entry, choice: Choice) -> None:
         rid = entry.submit.rid
         self._waiting.remove(rid)
-        self._running.add(rid)
+        self._running[rid] = ""
         self._landmarks_of[rid] = self._landmarks(entry)
         self._computing |= dict.fromkeys(self._landmarks_of[rid], rid)
-        queue_ms = (self._clock() - entry.arrived_s) * 1e3
-        self._to_scheduler(Admit(entry.submit, route.epoch, queue_ms, entry.pages, entry.keys, entry.most_hits))
+        now_s = self._clock()
+        admit = Admit(
+            submit=entry.submit,
+            executor_epoch=choice.target.epoch,
+            arrived_s=entry.arrived_s,
+            queue_ms=(now_s - entry.arrived_s) * 1e3,
+            pages=entry.pages,
+            keys=entry.keys,
+            most_hits=entry.most_hits,
+            source_epoch=choice.source.epoch if choice.source is not None else 0,
+        )
+        self._to_scheduler(admit)
+        self._time_limits.started(rid, now_s)
         self.progress += 1
 
     def _lose_executor(self, epoch: int, reason: str) -> None:
         """The others go on; without any, nobody knows when there will be one, so nobody waits."""
         self._routes.remove(epoch)
-        if not self._routes:
+        if not self._routes.are_open:
             self._refuse_waiting(lambda rid: refusals.engine_lost(rid, reason))
             return
         for entry in self._waiting.entries():

@@ -24,6 +24,7 @@ from epicycle.actors.ports import BeatFacts, Host
 from epicycle.actors.scheduler import Scheduler
 from epicycle.actors.verdict_outboxes import VerdictOutboxes
 from epicycle.transport.attach import Attachment, attach
+from epicycle.transport.executors import executor_specs
 from epicycle.transport.link import Receiver, Sender
 from epicycle.transport.wire.control import Drain, Endpoint, PeerDown, PeerUp
 from epicycle.transport.wire.kv import Census, Snapshot
@@ -44,6 +45,7 @@ class Control:
         self._clock = clock
         self._verdicts = VerdictOutboxes()
         self._executors: dict[str, PeerUp] = {}
+        self._roles = {spec.name: spec.role for spec in executor_specs(host.config)}
         self._drain_by_s: float | None = None
         self._is_drained = False
         self._idle_turns = 0
@@ -61,7 +63,7 @@ class Control:
             lambda message: self.scheduler.inbox.post(message),
             self._verdicts.push,
             lambda facts: reserve_rule(config.scheduler, facts),
-            lambda epoch: self.scheduler.leases(epoch),
+            lambda epoch: self.scheduler.unit(epoch),
         )
         self.scheduler = Scheduler(
             config,
@@ -171,7 +173,8 @@ class Control:
         elif message.capabilities is not None and message != self._executors.get(message.name):
             self._lose_executor(message.name, "another one has taken its place")
             self._executors[message.name] = message
-            self._tell(ExecutorUp(message.name, message.epoch, message.capabilities))
+            role = self._roles.get(message.name, "full")
+            self._tell(ExecutorUp(message.name, message.epoch, message.capabilities, role))
         self.turn()
 
     def on_peer_down(self, message: PeerDown) -> None:

@@ -21,6 +21,10 @@ def counters(admission: Admission, scheduler: Scheduler, kv: KvActor, refused_ve
         'send_again_total{link="verdicts"}': refused_verdicts,
         "uneven_census_total": kv.uneven_censuses,
     }
+    transfers = scheduler.transfers
+    found |= {f'transfer_failures_total{{code="{code}"}}': n for code, n in transfers.failures.items()}
+    if transfers.opened:
+        found |= {"transfers_total": transfers.opened, "transfers_in_flight": transfers.in_flight}
     found |= {f'rejections_total{{code="{code}"}}': n for code, n in admission.rejections.items()}
     for name in names or [""]:
         totals, unit = scheduler.totals.get(name, UnitTotals()), units.get(name)

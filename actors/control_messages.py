@@ -21,6 +21,7 @@ class ExecutorUp:
     name: str
     epoch: int
     facts: Capabilities
+    role: str = "full"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +43,18 @@ class GatewayLost:
 class Admit:
     """Give `submit` a slot and `pages` pages of an executor now; admission has seen that both are there.
 
-    `keys` are those of its prompt's full pages; it may share what is cached of the first `most_hits`.
+    `keys` are those of its prompt's full pages; it may share what is cached of the first `most_hits`. `source_epoch`:
+    the executor that computes the prompt; 0: the same one.
     """
 
     submit: Submit
     executor_epoch: int
+    arrived_s: float
     queue_ms: float
     pages: int
     keys: tuple[bytes, ...] = ()
     most_hits: int = 0
+    source_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,15 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
+class Again:
+    """`submit` holds nothing any more and no token of it was sent: it is to run again, as if it had never left the
+    queue."""
+
+    submit: Submit
+    arrived_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class PoolIdle:
     """No request holds a slot of this executor: every page should be free, or cached."""
 
@@ -105,6 +118,6 @@ class StartDrain:
     """Admit nobody from now on."""
 
 
-ToAdmission = Submit | Cancel | ExecutorUp | ExecutorDown | GatewayLost | Room | Published | Left | StartDrain
+ToAdmission = Submit | Cancel | ExecutorUp | ExecutorDown | GatewayLost | Room | Published | Left | Again | StartDrain
 ToScheduler = StepReport | Admit | Withdraw | WithdrawAll | ResetCache | ExecutorUp | ExecutorDown | GatewayLost
 ToKv = Snapshot | PoolIdle

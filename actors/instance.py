@@ -21,6 +21,7 @@ import uvloop
 import epicycle
 from epicycle.actors.errors import ListenError
 from epicycle.actors.host_zmq import SUPERVISOR_SOCKET
+from epicycle.actors.peer_names import KIND_OF_ROLE
 from epicycle.actors.peers import Peers
 from epicycle.actors.proc import ChildSpec, Processes
 from epicycle.actors.single import LocalChildren
@@ -161,7 +162,7 @@ def _specs(config: Config, listener: socket.socket, modules: dict[str, str]) -> 
         ChildSpec(f"gw{number}", "gateway", modules["gateway"], listener.fileno())
         for number in range(config.server.gateways)
     ]
-    executors = [ChildSpec(spec.name, "executor", modules["executor"]) for spec in executor_specs(config)]
+    executors = [ChildSpec(spec.name, KIND_OF_ROLE[spec.role], modules["executor"]) for spec in executor_specs(config)]
     return [
         *executors,
         ChildSpec("control", "control", modules["control"]),

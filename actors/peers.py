@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from epicycle.actors.host import LOOP_LAG
+from epicycle.actors.peer_names import EXECUTOR_KINDS
 from epicycle.transport.config import SupervisorConfig
 from epicycle.transport.wire.control import (
     Beat,
@@ -26,12 +27,15 @@ from epicycle.transport.wire.control import (
     Pong,
     Ready,
 )
+from epicycle.transport.wire.transfer import mismatch
 
 # kind -> the kinds it connects to, in both directions of a link
 NEEDS = {
-    "control": ("executor", "gateway"),
-    "gateway": ("control", "executor"),
+    "control": (*EXECUTOR_KINDS, "gateway"),
+    "gateway": ("control", "executor", "decode"),
     "executor": ("control", "gateway"),
+    "decode": ("control", "gateway", "prefill"),
+    "prefill": ("control", "decode"),
 }
 AT_WORK = ("ready", "draining")
 
@@ -119,7 +123,7 @@ class Peers:
         """
         peer = self.by_name[name]
         peer.state = "starting" if peer.epoch == 0 else "restarting"
-        if peer.kind == "executor":
+        if peer.kind in EXECUTOR_KINDS:
             self._executor_epochs += 1
             peer.epoch = self._executor_epochs
         else:
@@ -165,6 +169,21 @@ class Peers:
         if peer.is_introduced and is_told:
             for other in self._partners(peer):
                 self._send(other.name, PeerDown(peer.name, peer.epoch, reason))
+
+    def misfit(self, name: str) -> str:
+        """Why `name` can't exchange KV with a partner at work, with both values; empty where it can or needn't."""
+        peer = self.by_name[name]
+        if peer.kind not in ("prefill", "decode") or peer.capabilities is None:
+            return ""
+        ours = peer.capabilities.transfer
+        if ours is None:
+            return f"{name} is to {peer.kind}, but its executor can't exchange KV"
+        for other in self._partners(peer):
+            theirs = other.capabilities.transfer if other.capabilities is not None else None
+            found = mismatch(ours, theirs) if theirs is not None else ""
+            if found:
+                return f"{name} and {other.name} can't exchange KV: {found}, where here is {name}"
+        return ""
 
     def forgive(self, seconds: float) -> None:
         """The supervisor itself has slept for so long: nobody's silence in that time counts."""

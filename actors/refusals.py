@@ -38,8 +38,8 @@ def cancelled(rid: int, cause: str) -> Rejected:
     return Rejected(rid, "cancelled", f"cancelled ({cause}) before it ran")
 
 
-def timeout(rid: int, waited_ms: float, deadline_ms: float) -> Rejected:
-    text = f"waited {waited_ms:.0f} ms in the queue, the deadline is {deadline_ms:.0f} ms (server.request_deadline_s)"
+def timeout(rid: int, waited_ms: float, limit_ms: float, knob: str) -> Rejected:
+    text = f"waited {waited_ms:.0f} ms in the queue, the limit is {limit_ms:.0f} ms ({knob})"
     return Rejected(rid, "timeout", text)
 
 

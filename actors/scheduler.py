@@ -1,18 +1,24 @@
-"""The scheduler: hands each word to the executor it is about, and tells admission and the kv actor what follows.
+"""The scheduler: hands each word to the executors it is about, and tells admission and the kv actor what follows.
 
-Owns the units, one per executor that is up, found by the executor's epoch (no two executors ever share one). It never
-waits: a report is answered by what can be said now. It must not know the queue, nor prompts beyond passing them on.
+Owns the units, one per executor that is up, found by the executor's epoch (no two executors ever share one), and the
+transfers between them. It never waits: a report is answered by what can be said now. It must not know the queue, nor
+prompts beyond passing them on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+import structlog
+
+from epicycle.actors import refusals
 from epicycle.actors.control_messages import (
     Admit,
+    Again,
     ExecutorDown,
     ExecutorUp,
     GatewayLost,
+    Left,
     ToAdmission,
     ToKv,
     ToScheduler,
@@ -20,12 +26,15 @@ from epicycle.actors.control_messages import (
     WithdrawAll,
 )
 from epicycle.actors.inbox import Inbox
-from epicycle.actors.leases import Leases
+from epicycle.actors.transfers import Transfer, Transfers
 from epicycle.actors.unit import Unit, UnitTotals, Ways
 from epicycle.transport.config import Config
 from epicycle.transport.link import Sender
 from epicycle.transport.wire.plan import StepReport
 from epicycle.transport.wire.request import CacheReset, ResetCache, Verdict
+from epicycle.transport.wire.transfer import Export, Import
+
+_log = structlog.get_logger()
 
 
 class Scheduler:
@@ -45,10 +54,11 @@ class Scheduler:
         self.progress = 0
         self.strangers = 0  # reports of executors that are gone
         self.totals: dict[str, UnitTotals] = {}  # by name, of every executor there ever was
+        self.transfers = Transfers(control_epoch)
         self._config = config
         self._control_epoch = control_epoch
         self._clock = clock
-        self._ways = Ways(answer, to_admission, to_kv)
+        self._ways = Ways(answer, self._left, self._prompt_left, self.transfers.activate, to_admission, to_kv)
         self._connect = connect
         self._units: dict[int, Unit] = {}
 
@@ -59,6 +69,7 @@ class Scheduler:
 
     @property
     def running(self) -> int:
+        """Slots in use."""
         return sum(unit.running for unit in self.units)
 
     @property
@@ -70,9 +81,9 @@ class Scheduler:
     def stale_messages(self) -> int:
         return self.strangers + sum(totals.stale_messages for totals in self.totals.values())
 
-    def leases(self, epoch: int) -> Leases:
-        """Read-only, for admission: what the executor of `epoch`, which is up, has cached."""
-        return self._units[epoch].leases
+    def unit(self, epoch: int) -> Unit:
+        """Read-only, for admission: the executor of `epoch`, which is up."""
+        return self._units[epoch]
 
     def turn(self) -> None:
         """Handle what has come and say what is free. `flush` tells the executors, once every actor has been turned."""
@@ -89,18 +100,16 @@ class Scheduler:
         match message:
             case StepReport():
                 self._report(message)
-            case Admit(executor_epoch=epoch):
-                self._units[epoch].admit(message)
+            case Admit():
+                self._admit(message)
             case Withdraw(rid=rid, reason=reason, message=text):
-                for unit in self.units:
-                    unit.withdraw(rid, reason, text, self._clock())
+                self._withdraw(rid, reason, text)
             case WithdrawAll(reason=reason, message=text):
-                for unit in self.units:
-                    for rid in unit.rids:
-                        unit.withdraw(rid, reason, text, self._clock())
+                self._withdraw_where(lambda unit, slot: True, reason, text)
             case GatewayLost(number=number):
-                for unit in self.units:
-                    unit.lose_gateway(number, self._clock())
+                self._withdraw_where(
+                    lambda unit, slot: unit.table.gateways[slot] == number, "cancelled", "its gateway is gone"
+                )
             case ResetCache(ref=ref, gateway=gateway):
                 freed_pages = sum(unit.leases.reset_cache() for unit in self.units)
                 self._ways.answer(gateway, CacheReset(ref, freed_pages))
@@ -117,13 +126,91 @@ class Scheduler:
             self.strangers += 1
             return
         self.progress += 1
-        unit.report(report, self._clock())
+        if unit.report(report, self._clock()):
+            for failure in report.failed:
+                self._fail(failure.transfer, failure.code, failure.message)
+
+    def _admit(self, admit: Admit) -> None:
+        target = self._units[admit.executor_epoch]
+        if not admit.source_epoch:
+            target.admit(admit)
+            return
+        source, transfer = self._units[admit.source_epoch], self.transfers.open(admit)
+        target.admit(admit, Import(transfer.id, source.name, source.epoch))
+        source.compute(admit, Export(transfer.id, target.name, target.epoch))
+
+    def _withdraw(self, rid: int, reason: str, message: str) -> None:
+        self.transfers.withdraw(rid, refusals.withdrawn(rid, reason, message))
+        for unit in self.units:
+            unit.withdraw(rid, reason, message, self._clock())
+
+    def _withdraw_where(self, is_meant: Callable[[Unit, int], bool], reason: str, message: str) -> None:
+        meant = {unit.table.rids[slot]: None for unit in self.units for slot in unit.table if is_meant(unit, slot)}
+        for rid in meant:
+            self._withdraw(rid, reason, message)
+
+    def _fail(self, transfer_id: int, code: str, message: str) -> None:
+        """A transfer can't be completed: both rows go without a word to the gateway. Where D runs already, P lacks the
+        Ack at worst: only its row goes.
+        """
+        transfer = self.transfers.find(transfer_id)
+        if transfer is None:
+            return
+        if self.transfers.fail(transfer, code):
+            _log.warning("transfer_failed", transfer=transfer.id, code=code, message=message)
+            self._evict_silently(transfer, transfer.target)
+        self._evict_silently(transfer, transfer.source)
+
+    def _evict_silently(self, transfer: Transfer, epoch: int) -> None:
+        unit = self._units.get(epoch)
+        if unit is not None:
+            unit.withdraw(transfer.admit.submit.rid, "cancelled", "", self._clock(), is_silent=True)
+
+    def _left(self, rid: int) -> None:
+        """The unit that answers for `rid` has freed its slot. What runs again waits for P's to be free as well."""
+        transfer = self.transfers.of(rid)
+        if transfer is not None and transfer.is_failed:
+            transfer.has_left_target = True
+            source = self._units.get(transfer.source)
+            if source is None or not source.holds(rid):
+                self._run_again(transfer)
+            return
+        self.transfers.close(rid)
+        self._ways.to_admission.post(Left(rid))
+
+    def _prompt_left(self, rid: int) -> None:
+        """P has freed the slot of a prompt that it computed for another executor."""
+        transfer = self.transfers.of(rid)
+        if transfer is not None and transfer.has_left_target:
+            self._run_again(transfer)
+
+    def _run_again(self, transfer: Transfer) -> None:
+        """Unless it was withdrawn meanwhile."""
+        submit = transfer.admit.submit
+        self.transfers.close(transfer.rid)
+        if transfer.verdict is None:
+            self._ways.to_admission.post(Again(submit, transfer.admit.arrived_s))
+            return
+        self._ways.answer(submit.gateway, transfer.verdict)
+        self._ways.to_admission.post(Left(transfer.rid))
 
     def _meet(self, up: ExecutorUp) -> None:
         totals = self.totals.setdefault(up.name, UnitTotals())
         self._units[up.epoch] = Unit(up, self._connect(up.name), self._control_epoch, self._config, self._ways, totals)
 
     def _drop(self, epoch: int, reason: str) -> None:
+        """What it decoded has ended; what it computed for others runs again; what others computed for it goes."""
         unit = self._units.pop(epoch, None)
-        if unit is not None:
-            unit.drop(reason)
+        if unit is None:
+            return
+        for rid in unit.rids:
+            transfer = self.transfers.of(rid)
+            if transfer is not None and transfer.target == epoch:
+                self.transfers.close(rid)
+                self._evict_silently(transfer, transfer.source)
+        for transfer in self.transfers.from_source(epoch):
+            if transfer.has_left_target:
+                self._run_again(transfer)
+            else:
+                self._fail(transfer.id, "peer_down", reason)
+        unit.drop(reason)

@@ -20,6 +20,7 @@ import structlog
 
 from epicycle.actors.errors import ActorLeft
 from epicycle.actors.host import BEAT_INTERVAL_S, AsyncHost, HostBase, ThreadHost, escaped_error
+from epicycle.actors.peer_names import EXECUTOR_KINDS
 from epicycle.actors.ports import Actor, SyncActor
 from epicycle.actors.proc import ChildSpec
 from epicycle.transport.config import Config
@@ -82,7 +83,7 @@ class LocalChildren:
 
     def start(self, name: str, epoch: int) -> int:
         """Start an actor; the pid is this process's own."""
-        work = self._run_thread(name, epoch) if self._specs[name].kind == "executor" else self._run(name, epoch)
+        work = self._run_thread(name, epoch) if self._specs[name].kind in EXECUTOR_KINDS else self._run(name, epoch)
         task = self._loop.create_task(work, name=name)
         self._tasks[name] = task
         task.add_done_callback(lambda _: self._ended(name))

@@ -62,7 +62,7 @@ class Launcher(Protocol):
 
 
 class Supervisor:
-    """One instance. `kinds` maps child names to control, executor or gateway, in start order. `on_up` is called once,
+    """One instance. `kinds` maps child names to their kinds (peers.NEEDS), in start order. `on_up` is called once,
     when every child is Ready for the first time; `on_change` whenever a child came up or went away. All methods run on
     one asyncio loop.
     """
@@ -122,6 +122,9 @@ class Supervisor:
                 self.peers.hear(message, now_s)
             case Ready():
                 self.peers.hear(message, now_s)
+                misfit = self.peers.misfit(message.name)
+                if misfit:
+                    self.fail(f"split_mismatch: {misfit}")
                 self._on_change(self.peers)
                 self._note_up()
             case Pong():

@@ -24,17 +24,19 @@ from epicycle.actors.control_messages import (
     ToKv,
 )
 from epicycle.actors.inbox import Inbox
-from epicycle.actors.leases import CacheLimits, Leases, reserve_rule
+from epicycle.actors.leases import CacheLimits, Lease, Leases, reserve_rule
 from epicycle.actors.plan_outbox import PlanOutbox
 from epicycle.actors.prefix_policy import prefix_policy
 from epicycle.actors.slot_table import SlotTable
 from epicycle.actors.step_reports import ReportTotals
 from epicycle.kvstore.ledger import Census
+from epicycle.kvstore.reserve import pages_for
 from epicycle.transport.config import Config
 from epicycle.transport.link import Sender
 from epicycle.transport.wire.columns import I32, unpack
 from epicycle.transport.wire.plan import Evict, Join, StepReport
 from epicycle.transport.wire.request import Accepted, Verdict
+from epicycle.transport.wire.transfer import Export, Import
 
 _log = structlog.get_logger()
 
@@ -52,9 +54,15 @@ class UnitTotals:
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """Where a unit's words go: verdicts by gateway number, and its neighbours' inboxes."""
+    """Where a unit's words go: verdicts by gateway number, and its neighbours' inboxes. `left(rid)`: a request that
+    this unit was to answer holds nothing here any more; `prompt_left(rid)`: nor does a prompt for another executor;
+    `activated(rid)`: the prompt of one to answer is written here.
+    """
 
     answer: Callable[[int, Verdict], None]
+    left: Callable[[int], None]
+    prompt_left: Callable[[int], None]
+    activated: Callable[[int], None]
     to_admission: Inbox[ToAdmission]
     to_kv: Inbox[ToKv]
 
@@ -75,6 +83,7 @@ class Unit:
         self.plans = PlanOutbox(sender, up.epoch, control_epoch)
         self._control_epoch = control_epoch
         self._ways = ways
+        self._exporting: set[int] = set()  # slots whose prompts are for another executor, which answers for them
 
     @property
     def running(self) -> int:
@@ -84,6 +93,15 @@ class Unit:
     def rids(self) -> Iterator[int]:
         """Who holds a slot, oldest first."""
         return (self.table.rids[slot] for slot in self.table)
+
+    def holds(self, rid: int) -> bool:
+        return self.table.slot_of(rid) is not None
+
+    @property
+    def backlog_tokens(self) -> int:
+        """Prompt tokens that are not computed yet."""
+        table = self.table
+        return sum(max(0, table.prompt_tokens[slot] - table.tokens[slot]) for slot in table)
 
     def census(self) -> Census:
         """Read-only count of the pool, for the kv actor."""
@@ -101,19 +119,20 @@ class Unit:
         """Offer the pending Plan to the link; requests whose Join is on its way are accepted."""
         for join in self.plans.flush():
             self._count_prefix(join)
-            self._ways.answer(join.gateway, Accepted(join.rid, join.queue_ms, self.epoch))
+            if join.exports is None:
+                self._ways.answer(join.gateway, Accepted(join.rid, join.queue_ms, self.epoch))
 
     def _count_prefix(self, join: Join) -> None:
-        if self.prefix.may_hit(join.sampling.prompt_logprobs):
+        if join.imports is None and self.prefix.may_hit(join.sampling.prompt_logprobs):
             prompt_tokens = len(join.prompt) // 4
             self.totals.prefix_query_tokens += prompt_tokens
             self.totals.prefix_hit_tokens += min(join.prefix_tokens, prompt_tokens - 1)
 
-    def report(self, report: StepReport, now_s: float) -> None:
-        """Apply a report: rows that moved first, then slots that are free, as one may be both."""
+    def report(self, report: StepReport, now_s: float) -> bool:
+        """Apply a report: rows that moved first, then slots that are free, as one may be both. False: it is stale."""
         if report.control_epoch != self._control_epoch:
             self.totals.stale_messages += 1
-            return
+            return False
         self.totals.reports.update(report)
         table, leases = self.table, self.leases
         slots = unpack(I32, report.slots)
@@ -121,6 +140,8 @@ class Unit:
         completed = table.take_completed()
         leases.publish(completed)
         for slot in completed:
+            if slot not in self._exporting:
+                self._ways.activated(table.rids[slot])
             self._ways.to_admission.post(Published(table.rids[slot]))
         leases.note(slots)
         for slot, gen in zip(unpack(I32, report.freed_slots), unpack(I32, report.freed_gens), strict=True):
@@ -128,14 +149,31 @@ class Unit:
                 self._free(slot, now_s)
             else:
                 self.totals.stale_messages += 1
+        return True
 
-    def admit(self, admit: Admit) -> None:
+    def admit(self, admit: Admit, imports: Import | None = None) -> None:
         """Give the request a slot and its first lease; admission has seen that both are there."""
+        slot = self._take(admit, admit.submit.sampling.max_tokens)
+        lease = self.leases.open(slot, admit.pages, admit.keys, admit.most_hits, self.prefix.session(admit.submit))
+        self.plans.join(self._join(admit, slot, lease, imports=imports))
+
+    def compute(self, admit: Admit, exports: Export) -> None:
+        """Give the request's prompt a slot and its pages, for another executor."""
+        slot = self._take(admit, max_tokens=1)
+        self._exporting.add(slot)
+        pages = pages_for(self.table.prompt_tokens[slot], self.prefix.page_tokens)
+        lease = self.leases.open(slot, pages, admit.keys, admit.most_hits)
+        self.plans.join(self._join(admit, slot, lease, exports=exports))
+
+    def _take(self, admit: Admit, max_tokens: int) -> int:
         submit = admit.submit
-        prompt_tokens = len(submit.prompt) // 4
-        slot = self.table.take(submit.rid, submit.gateway, prompt_tokens, submit.sampling.max_tokens)
-        lease = self.leases.open(slot, admit.pages, admit.keys, admit.most_hits, self.prefix.session(submit))
-        join = Join(
+        return self.table.take(submit.rid, submit.gateway, len(submit.prompt) // 4, max_tokens)
+
+    def _join(
+        self, admit: Admit, slot: int, lease: Lease, imports: Import | None = None, exports: Export | None = None
+    ) -> Join:
+        submit = admit.submit
+        return Join(
             rid=submit.rid,
             gateway=submit.gateway,
             slot=slot,
@@ -148,42 +186,49 @@ class Unit:
             prefix_tokens=lease.prefix_tokens,
             noise_seed=submit.noise_seed,
             queue_ms=admit.queue_ms,
+            imports=imports,
+            exports=exports,
         )
-        self.plans.join(join)
 
-    def withdraw(self, rid: int, reason: str, message: str, now_s: float) -> None:
-        """Evict a row. The executor's Fin is its terminal; one whose Join was never sent gets a Rejected from here."""
+    def withdraw(self, rid: int, reason: str, message: str, now_s: float, *, is_silent: bool = False) -> None:
+        """Evict a row. The executor's Fin is its terminal; one whose Join was never sent gets a Rejected from here.
+
+        Where it `is_silent`, or the row is only a prompt for another executor, there is no terminal.
+        """
         slot = self.table.slot_of(rid)
         if slot is None or self.table.is_evicted[slot]:
             return
+        is_silent |= slot in self._exporting
         join = self.plans.withdraw(slot)
         if join is None:
             self.leases.end(slot)
             self.table.is_evicted[slot] = True
-            self.plans.evict(Evict(slot, self.table.gens[slot], reason, message))
+            self.plans.evict(Evict(slot, self.table.gens[slot], reason, message, is_silent))
             return
-        self._ways.answer(join.gateway, refusals.withdrawn(rid, reason, message))
+        if not is_silent:
+            self._ways.answer(join.gateway, refusals.withdrawn(rid, reason, message))
         self._free(slot, now_s)
-
-    def lose_gateway(self, number: int, now_s: float) -> None:
-        for slot in self.table:
-            if self.table.gateways[slot] == number:
-                self.withdraw(self.table.rids[slot], "cancelled", "its gateway is gone", now_s)
 
     def drop(self, reason: str) -> None:
         """The executor is gone. A gateway may not know yet that its request had gone to it, so all are told."""
         self.plans.sender.close()
         self.totals.reports.end_epoch()
         for slot in self.table:
-            rid = self.table.rids[slot]
-            self._ways.answer(self.table.gateways[slot], refusals.engine_lost(rid, reason))
-            self._ways.to_admission.post(Left(rid))
+            if slot not in self._exporting:
+                rid = self.table.rids[slot]
+                self._ways.answer(self.table.gateways[slot], refusals.engine_lost(rid, reason))
+                self._ways.to_admission.post(Left(rid))
         _log.warning("executor_dropped", executor=self.name, epoch=self.epoch, reason=reason, rows=self.running)
 
     def _free(self, slot: int, now_s: float) -> None:
         """Nothing on the device touches the slot any more: slot and pages may be used again."""
         self.plans.forget(slot)
         self.leases.close(slot, now_s)
-        self._ways.to_admission.post(Left(self.table.release(slot)))
+        rid = self.table.release(slot)
+        if slot in self._exporting:
+            self._exporting.discard(slot)
+            self._ways.prompt_left(rid)
+        else:
+            self._ways.left(rid)
         if not self.table:
             self._ways.to_kv.post(PoolIdle(self.name))

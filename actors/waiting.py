@@ -17,6 +17,7 @@ class Entry:
     """One waiting request. `pages` is what it claims when it gets in; `bypasses` counts those that passed it.
 
     `keys` are those of its prompt's full pages, made once; `most_hits` of them may be found in the prefix cache.
+    `is_local`: the executor that decodes it computes its prompt too.
     """
 
     submit: Submit
@@ -26,7 +27,17 @@ class Entry:
     seq: int
     keys: tuple[bytes, ...] = ()
     most_hits: int = 0
+    is_local: bool = False
     bypasses: int = 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.submit.prompt) // 4
+
+    @property
+    def most_tokens(self) -> int:
+        """Of the context it may need."""
+        return self.prompt_tokens + self.submit.sampling.max_tokens
 
 
 class WaitingQueue:
@@ -44,11 +55,19 @@ class WaitingQueue:
         return rid in self._entries
 
     def add(
-        self, submit: Submit, arrived_s: float, pages: int, key: float, keys: tuple[bytes, ...] = (), most_hits: int = 0
+        self,
+        submit: Submit,
+        arrived_s: float,
+        pages: int,
+        key: float,
+        keys: tuple[bytes, ...] = (),
+        most_hits: int = 0,
+        *,
+        is_local: bool = False,
     ) -> None:
         assert submit.rid not in self._entries, submit.rid
         self._arrivals += 1
-        self._entries[submit.rid] = Entry(submit, arrived_s, pages, key, self._arrivals, keys, most_hits)
+        self._entries[submit.rid] = Entry(submit, arrived_s, pages, key, self._arrivals, keys, most_hits, is_local)
         insort(self._order, (key, self._arrivals, submit.rid))
 
     def remove(self, rid: int) -> Entry | None:

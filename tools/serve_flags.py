@@ -40,6 +40,8 @@ FLAGS = (
     Flag("--gateways", "server.gateways"),
     Flag("--device", "engine.device", metavar="{auto,cpu,cuda:N}"),
     Flag("--replicas", "executor.replicas", metavar="DEVICE,DEVICE"),
+    Flag("--prefill", "executor.prefill", metavar="DEVICE,DEVICE"),
+    Flag("--decode", "executor.decode", metavar="DEVICE,DEVICE"),
     Flag("--dtype", "engine.dtype", ("auto", "float32", "bfloat16", "float16")),
     Flag("--exit-rule", "engine.exit_rule", tuple(RULES)),
     Flag("--trace-file", "server.trace_file", metavar="FILE"),

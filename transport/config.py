@@ -88,6 +88,8 @@ class SchedulerConfig(Section, frozen=True):
     scan_limit: Annotated[int, doc("waiting requests looked at per admission pass")] = 64
     max_bypasses: Annotated[int, doc("later requests that may pass a blocked one before admission waits for it")] = 8
     ageing_s: Annotated[float, doc("every this many seconds of waiting improve priority by one; 0: never")] = 10.0
+    queue_limit_s: Annotated[float, doc("longest wait for a slot; 0: none")] = 0.0
+    generation_limit_s: Annotated[float, doc("longest time from slot to end; 0: none")] = 0.0
     reservation: Annotated[str, doc("lifetime: pages for the whole request at admission; incremental: as it grows")] = (
         "lifetime"
     )
@@ -119,21 +121,29 @@ class ExecutorConfig(Section, frozen=True):
     mock_tick_ms: Annotated[float, doc("tick time of the mock executor")] = 0.0
     mock_pages: Annotated[int, doc("pages in the mock executor's pool")] = 4096
     replicas: Annotated[list[str], doc("one full executor on each of these devices; empty: one on engine.device")] = []
+    prefill: Annotated[list[str], doc("executors on these devices compute prompts for those of executor.decode")] = []
+    decode: Annotated[list[str], doc("executors on these devices take prompts' KV over and make the tokens")] = []
     kv_memory_shares: Annotated[
-        list[int], doc("KV pool bytes of each executor, in their order; empty: engine.kv_memory_bytes for each")
+        list[int],
+        doc("KV pool bytes of each executor, prefill's first, then decode's; empty: engine.kv_memory_bytes for each"),
     ] = []
 
 
 class TransferConfig(Section, frozen=True):
     """How executors hand each other the KV of prompts."""
 
-    connector: Annotated[str, doc("off; nixl; or copy: executors of one process only")] = "off"
+    connector: Annotated[
+        str, doc("off; nixl; copy: executors of one process only; auto: what the executors need, if anything")
+    ] = "auto"
     nixl_backend: Annotated[str, doc("NIXL backend that carries the bytes")] = "UCX"
     chunk_bytes: Annotated[int, doc("largest write")] = 256 << 20
     inflight_bytes: Annotated[int, doc("bytes of writes that may be on their way at once")] = 2 << 30
     idle_s: Annotated[float, doc("a transfer with writes on their way that moves nothing for so long has failed")] = (
         30.0
     )
+    least_tokens: Annotated[
+        int, doc("a prompt with fewer tokens left to compute than this is computed where it decodes")
+    ] = 32
 
 
 class LogConfig(Section, frozen=True):
@@ -220,6 +230,8 @@ RULES: tuple[Rule, ...] = (
     _between("scheduler.scan_limit", 1, 1 << 16),
     _between("scheduler.max_bypasses", 0, 1 << 16),
     _between("scheduler.ageing_s", 0, 86_400),
+    _between("scheduler.queue_limit_s", 0, 30 * 86_400),
+    _between("scheduler.generation_limit_s", 0, 30 * 86_400),
     _one_of("scheduler.reservation", ("lifetime", "incremental")),
     _between("scheduler.low_water_tokens", 1, 1 << 16),
     _between("scheduler.grow_tokens", 1, 1 << 16),
@@ -237,7 +249,7 @@ RULES: tuple[Rule, ...] = (
     _one_of("executor.kind", ("engine", "mock")),
     _between("executor.mock_tick_ms", 0, 60_000),
     _between("executor.mock_pages", 1, 1 << 24),
-    _one_of("transfer.connector", ("off", "nixl", "copy")),
+    _one_of("transfer.connector", ("auto", "off", "nixl", "copy")),
     _between("transfer.chunk_bytes", 1, 1 << 40),
     _between("transfer.inflight_bytes", 1, 1 << 40),
     (
@@ -249,6 +261,7 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     _between("transfer.idle_s", 0.1, 86_400),
+    _between("transfer.least_tokens", 0, 1 << 24),
     _between_each("executor.kv_memory_shares", 0, 1 << 50),
     *EXECUTOR_RULES,
     _one_of("log.format", ("auto", "json", "console")),

@@ -19,7 +19,9 @@ PREFIX = "ex"
 
 @dataclass(frozen=True, slots=True)
 class ExecutorSpec:
-    """`role`: full (prompts and tokens). `kv_memory_bytes` 0: the executor sizes its pool itself."""
+    """`role`: full (prompts and tokens), prefill (prompts for others), decode (tokens, and prompts where it must).
+    `kv_memory_bytes` 0: the executor sizes its pool itself.
+    """
 
     name: str
     role: str
@@ -29,24 +31,47 @@ class ExecutorSpec:
 
 def executor_specs(config: Config) -> list[ExecutorSpec]:
     """In the order of their numbers; one on engine.device unless several are asked for."""
-    shares = config.executor.kv_memory_shares
-    devices = config.executor.replicas or [config.engine.device]
+    asked = config.executor
+    roles = [*(("prefill", device) for device in asked.prefill), *(("decode", device) for device in asked.decode)]
+    roles += [("full", device) for device in asked.replicas]
     return [
         ExecutorSpec(
             name=f"{PREFIX}{number}",
-            role="full",
+            role=role,
             device=device,
-            kv_memory_bytes=shares[number] if number < len(shares) else config.engine.kv_memory_bytes,
+            kv_memory_bytes=_share(config, number),
         )
-        for number, device in enumerate(devices)
+        for number, (role, device) in enumerate(roles or [("full", config.engine.device)])
     ]
 
 
+def _share(config: Config, number: int) -> int:
+    shares = config.executor.kv_memory_shares
+    return shares[number] if number < len(shares) else config.engine.kv_memory_bytes
+
+
+def is_split(config: Config) -> bool:
+    """Prompts and tokens are computed by different executors."""
+    return bool(config.executor.prefill or config.executor.decode)
+
+
 def config_for(config: Config, name: str) -> Config:
-    """The tree as the executor `name` should read it: its own device and memory in the engine section."""
+    """The tree as the executor `name` should read it: its own device and memory in the engine section, and the
+    connector that it is to use."""
     spec = next(spec for spec in executor_specs(config) if spec.name == name)
-    engine = msgspec.structs.replace(config.engine, device=spec.device, kv_memory_bytes=spec.kv_memory_bytes)
-    return msgspec.structs.replace(config, engine=engine)
+    replace = msgspec.structs.replace
+    engine = replace(config.engine, device=spec.device, kv_memory_bytes=spec.kv_memory_bytes)
+    return replace(config, engine=engine, transfer=replace(config.transfer, connector=connector(config)))
+
+
+def connector(config: Config) -> str:
+    """off, nixl or copy: what `auto` stands for here."""
+    asked = config.transfer.connector
+    if asked != "auto":
+        return asked
+    if not is_split(config):
+        return "off"
+    return "copy" if config.single_process else "nixl"
 
 
 def device_kind(device: str) -> str:

@@ -43,6 +43,9 @@ FROM_BEATS: Final[dict[str, tuple[str, str]]] = {
     "merged_token_rows_total": ("counter", "token rows merged because a gateway was slow"),
     "stale_messages_total": ("counter", "messages dropped for an epoch, slot or request that is gone"),
     "send_again_total": ("counter", "sends that found a link full"),
+    "transfers_total": ("counter", "prompts whose KV one executor was to compute for another"),
+    "transfers_in_flight": ("gauge", "prompts whose KV is not where it decodes yet"),
+    "transfer_failures_total": ("counter", "transfers that failed, by code; their requests ran again on one executor"),
     "rejections_total": ("counter", "requests refused, by code"),
 }
 

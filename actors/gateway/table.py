@@ -126,22 +126,28 @@ class Table:
         _flush(owners)
 
     def fail_executor(self, epoch: int, code: str, message: str) -> None:
-        """What ran on one executor, as far as it is known here, ends now; of the rest control knows."""
-        self._fail([rid for rid, entry in self._entries.items() if entry.executor_epoch == epoch], code, message)
+        """What ran on one executor, as far as it is known here, ends now; of the rest control knows.
+
+        Control is told, since it may be about to run one of them again.
+        """
+        owners: dict[Owner, None] = {}
+        for entry in [entry for entry in self._entries.values() if entry.executor_epoch == epoch]:
+            if entry.rid in self._entries:  # one failing choice ends the others
+                entry.owner.on_lost(entry, code, message)
+                owners[entry.owner] = None
+        _flush(owners)
 
     def fail_all(self, code: str, message: str) -> None:
         """Everything in flight ends now."""
-        self._fail(list(self._entries), code, message)
+        owners: dict[Owner, None] = {}
+        while self._entries:
+            rid = next(iter(self._entries))
+            entry = self._entries[rid]
+            self._pop(rid)
+            entry.owner.on_lost(entry, code, message)
+            owners[entry.owner] = None
         self._cancelled.clear()
         self.cache_resets.fail_all(ApiError(code, message))
-
-    def _fail(self, rids: list[int], code: str, message: str) -> None:
-        owners: dict[Owner, None] = {}
-        for rid in rids:
-            entry = self._pop(rid)
-            if entry is not None:  # one failing choice ends the others
-                entry.owner.on_lost(entry, code, message)
-                owners[entry.owner] = None
         _flush(owners)
 
     def _take_terminal(self, rid: int) -> Sequence | None:

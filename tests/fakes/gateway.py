@@ -35,6 +35,7 @@ class Heard:
     accepted: int = 0
     executor_epoch: int = 0  # whose it is, as far as a verdict or a token told
     cached_tokens: int = 0
+    is_closed: bool = False  # ended here, since its executor was lost
     terminals: list[Fin | Rejected] = field(default_factory=list)
 
     @property
@@ -116,6 +117,8 @@ class FakeGateway:
         self.listen()
         for rid, heard in self.heard.items():
             if not heard.terminals and heard.executor_epoch == epoch:
+                self.cancel(rid)  # control may be about to run it again
+                heard.is_closed = True
                 heard.terminals.append(Rejected(rid, "engine_lost", "the executor is gone"))
 
     def listen(self) -> None:
@@ -129,7 +132,9 @@ class FakeGateway:
             case Accepted(rid=rid, executor_epoch=epoch):
                 self.heard[rid].accepted += 1
                 self.heard[rid].executor_epoch = epoch
-            case Rejected(rid=rid, code="engine_lost") if self.heard[rid].terminals:
+            case Rejected(rid=rid, code=code) if self.heard[rid].is_closed or (
+                code == "engine_lost" and self.heard[rid].terminals
+            ):
                 self.late_terminals += 1  # control tells everybody, as it can't know what arrived
             case Rejected(rid=rid):
                 self.heard[rid].terminals.append(verdict)
@@ -142,15 +147,22 @@ class FakeGateway:
                 self._take_tokens(message)
             case PromptLogprobs(rid=rid) | PrefixHit(rid=rid) | Fin(rid=rid) if rid not in self.heard:
                 self.strangers += 1
+            case Fin(rid=rid) if self.heard[rid].is_closed:
+                self.late_terminals += 1
             case PromptLogprobs(rid=rid):
                 assert not self.heard[rid].tokens, "prompt logprobs come before tokens"
                 self.heard[rid].prompt_logprobs.append(message)
             case PrefixHit(rid=rid, tokens=tokens):
-                assert not self.heard[rid].tokens, "a hit is told before tokens"
+                heard = self.heard[rid]
+                assert not heard.tokens or self._is_again(heard, 0), "a hit is told before tokens"
                 self.heard[rid].cached_tokens = tokens
             case Fin(rid=rid, tokens=tokens):
                 assert tokens == len(self.heard[rid].tokens), "a Fin comes after the last token"
                 self.heard[rid].terminals.append(message)
+
+    def _is_again(self, heard: Heard, first: int) -> bool:
+        """A request whose first executor was lost may run again, and repeat what it has said."""
+        return heard.accepted > 1 and first <= len(heard.tokens)
 
     def _take_tokens(self, batch: TokenBatch) -> None:
         self.batches += 1
@@ -162,10 +174,13 @@ class FakeGateway:
             if rid not in self.heard:
                 self.strangers += 1
             heard = self.heard.get(rid, Heard())
-            assert rid not in self.heard or first == len(heard.tokens), "no gap and no repetition"
+            assert rid not in self.heard or first == len(heard.tokens) or self._is_again(heard, first), "no gap"
             heard.executor_epoch = batch.epoch
-            heard.tokens += islice(tokens, count)
-            heard.depths += islice(depths, count)
+            said = list(islice(tokens, count))
+            new = max(0, len(heard.tokens) - first)
+            assert rid not in self.heard or said[:new] == heard.tokens[first:][:count], "a second run says the same"
+            heard.tokens += said[new:]
+            heard.depths += list(islice(depths, count))[new:]
             if k >= 0:
                 heard.logprobs += islice(logprobs, count)
                 heard.top_ids += islice(top_ids, count * k)

@@ -154,7 +154,7 @@ def test_deadline_in_the_queue_is_a_timeout() -> None:
     world.step()
     world.clock.advance(0.6)
     answer = refusal(world, late)
-    assert ("timeout", "waited 600 ms in the queue, the deadline is 500 ms (server.request_deadline_s)") == (
+    assert ("timeout", "waited 600 ms in the queue, the limit is 500 ms (server.request_deadline_s)") == (
         answer.code,
         answer.message,
     )

@@ -33,15 +33,28 @@ def make_config(
     chunk_tokens: int = 0,
     prefix_cache: bool = False,
     replicas: int = 0,
+    split: tuple[int, int] = (0, 0),
+    least_tokens: int = 0,
     **scheduler: Any,
 ) -> Config:
-    """A small server: 16 positions a page, a context of at most 1,024, and nothing cached unless asked for."""
+    """A small server: 16 positions a page, a context of at most 1,024, and nothing cached unless asked for.
+
+    `split`: executors that compute prompts, and executors that decode.
+    """
     config = Config()
     replace = msgspec.structs.replace
     return replace(
         config,
         engine=replace(config.engine, slots=slots, prompt_chunk_tokens=chunk_tokens),
-        executor=replace(config.executor, kind="mock", mock_pages=pages, replicas=["cpu"] * replicas),
+        executor=replace(
+            config.executor,
+            kind="mock",
+            mock_pages=pages,
+            replicas=["cpu"] * replicas,
+            prefill=["cpu"] * split[0],
+            decode=["cpu"] * split[1],
+        ),
+        transfer=replace(config.transfer, least_tokens=least_tokens),
         scheduler=replace(config.scheduler, prefix_cache=prefix_cache, **scheduler),
     )
 
@@ -67,8 +80,9 @@ class World:
         self.control_host, self.control = self._make_control(1)
         for number in range(gateways):
             self.start_gateway(number)
-        for epoch, spec in enumerate(executor_specs(self.config) if executor else [], start=1):
-            self.start_executor(epoch, spec.name)
+        self.roles = {spec.name: spec.role for spec in executor_specs(self.config)}
+        for epoch, name in enumerate(self.roles if executor else (), start=1):
+            self.start_executor(epoch, name)
 
     @property
     def executor(self) -> Executor | None:

@@ -227,6 +227,28 @@ async def test_everything_lost_ends_once() -> None:
     assert 0 == len(scene.table)
 
 
+async def test_a_lost_executor_ends_what_ran_on_it_and_control_is_told() -> None:
+    scene = Scene()
+    (rid,) = await scene.start()
+    scene.table.executor_epochs.add(EPOCH + 1)
+    scene.table.on_verdicts([Accepted(rid, executor_epoch=EPOCH + 1)])
+    scene.table.fail_executor(EPOCH, "engine_lost", "gone")
+    assert ([], 1) == (scene.codes, len(scene.table)), "it ran elsewhere"
+    scene.table.fail_executor(EPOCH + 1, "engine_lost", "gone")
+    assert (["engine_lost"], 0) == (scene.codes, len(scene.table))
+    assert [(rid, "client")] == scene.links.cancels
+    scene.table.on_verdicts([Rejected(rid, "engine_lost", "gone")])
+    assert (1, 0) == (scene.table.counts.acknowledged, scene.table.counts.late_terminals)
+
+
+async def test_tokens_say_where_a_sequence_runs() -> None:
+    scene = Scene()
+    (rid,) = await scene.start()
+    scene.tokens(rid, 0, 10)
+    scene.table.fail_executor(EPOCH, "engine_lost", "gone")
+    assert ["engine_lost"] == scene.codes
+
+
 @pytest.mark.parametrize(
     ("reason", "code"), [("deadline", "timeout"), ("shutdown", "draining"), ("error", "server_error")]
 )

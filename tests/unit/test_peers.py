@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 
+import msgspec
 import pytest
 
 from epicycle.actors.health_view import Pinged, view
 from epicycle.actors.host import LOOP_LAG
+from epicycle.actors.mock_model import mock_capabilities
 from epicycle.actors.peers import Peer, Peers
 from epicycle.actors.restarts import RestartBudget
-from epicycle.transport.config import SupervisorConfig
+from epicycle.transport.config import Config, SupervisorConfig
 from epicycle.transport.wire.control import (
     Beat,
     Endpoint,
@@ -24,6 +26,7 @@ from epicycle.transport.wire.control import (
     Pong,
     Ready,
 )
+from epicycle.transport.wire.transfer import TransferFacts
 
 KINDS = {"ex0": "executor", "control": "control", "gw0": "gateway", "gw1": "gateway"}
 CONFIG = SupervisorConfig()
@@ -32,10 +35,12 @@ CONFIG = SupervisorConfig()
 class Table:
     """Peers with what it sent, and every child started at time 0."""
 
+    KINDS = KINDS
+
     def __init__(self) -> None:
         self.sent: list[tuple[str, FromSupervisor]] = []
-        self.peers = Peers(KINDS, lambda name, message: self.sent.append((name, message)))
-        for name in KINDS:
+        self.peers = Peers(self.KINDS, lambda name, message: self.sent.append((name, message)))
+        for name in self.KINDS:
             self.peers.start(name, 0.0)
 
     def ready(self, *names: str, at_s: float = 0.0) -> None:
@@ -242,6 +247,55 @@ def test_the_supervisor_tells_of_itself_last(running: Table) -> None:
 
     assert ("supervisor", os.getpid(), "ready", 0) == (row.name, row.pid, row.state, row.restarts)
     assert 0 < row.rss_bytes
+
+
+class Split(Table):
+    """Two executors that compute prompts, one that decodes."""
+
+    KINDS = {"ex0": "prefill", "ex1": "prefill", "ex2": "decode", "control": "control", "gw0": "gateway"}
+
+    def offer(self, name: str, **facts: str) -> None:
+        """Ready with these facts about transfers, the others being what all have."""
+        same = dict.fromkeys(TransferFacts.__struct_fields__, "same")
+        transfer = TransferFacts(**(same | facts)) if facts.get("connector") != "" else None
+        capabilities = msgspec.structs.replace(mock_capabilities(Config()), transfer=transfer)
+        self.peers.hear(Ready(name, self[name].epoch, [], capabilities), 0.0)
+
+
+def test_executors_meet_those_of_the_other_role_only_and_gateways_those_that_decode() -> None:
+    split = Split()
+    split.ready("ex0", "ex1")
+    assert [] == split.sent
+    split.ready("ex2", "gw0")
+    met = {(name, message.name) for name, message in split.sent if isinstance(message, PeerUp)}
+    pairs = {("ex0", "ex2"), ("ex1", "ex2"), ("ex2", "gw0")}
+    assert pairs | {(other, name) for name, other in pairs} == met
+
+
+def test_no_two_executors_ever_share_an_epoch() -> None:
+    split = Split()
+    assert [1, 2, 3, 1, 1] == [split[name].epoch for name in split.KINDS]
+    split.peers.bury("ex0", "gone", 1.0)
+    assert 4 == split.peers.start("ex0", 1.0)
+    split.peers.hear(Hello("ex0", 7, "nonce", 4, 1), 1.0)
+    assert "restarting" == split["ex0"].state
+
+
+def test_executors_that_differ_are_told_with_both_values() -> None:
+    split = Split()
+    split.offer("ex0", dtype="bfloat16")
+    assert "" == split.peers.misfit("ex0"), "nobody to differ from yet"
+    split.offer("ex1", dtype="float16")
+    assert "" == split.peers.misfit("ex1"), "these two never meet"
+    split.offer("ex2", dtype="bfloat16")
+    expected = "ex2 and ex1 can't exchange KV: dtype is 'bfloat16' here and 'float16' there, where here is ex2"
+    assert expected == split.peers.misfit("ex2")
+
+
+def test_an_executor_without_a_connector_has_no_role() -> None:
+    split = Split()
+    split.offer("ex2", connector="")
+    assert "ex2 is to decode, but its executor can't exchange KV" == split.peers.misfit("ex2")
 
 
 def test_the_restart_budget_slides() -> None:
