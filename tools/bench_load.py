@@ -67,7 +67,7 @@ class Load:
         work = self.workload
         self._next = deque(number for number in range(work.requests) if number not in self._left_out)
         if work.kind == "sessions":
-            return [Timed(0.0, self._turn(session, 0, [])) for session in range(work.sessions)]
+            return [Timed(0.0, self.turn(session, 0, [])) for session in range(work.sessions)]
         at_once = len(self._next) if work.kind == "burst" else min(work.streams, len(self._next))
         return [Timed(0.0, self.stream(self._next.popleft())) for _ in range(at_once)] + self._arrivals()
 
@@ -78,7 +78,7 @@ class Load:
             session, turn = divmod(request.number, work.turns)
             if turn + 1 == work.turns:
                 return []
-            return [Timed(work.tool_ms / 1e3, self._turn(session, turn + 1, request.prompt + tokens))]
+            return [Timed(work.tool_ms / 1e3, self.turn(session, turn + 1, request.prompt + tokens))]
         is_replaced = work.kind == "closed" and request.label != ARRIVAL and self._next
         return [Timed(0.0, self.stream(self._next.popleft()))] if is_replaced else []
 
@@ -99,7 +99,8 @@ class Load:
             timed.append(Timed(FIRST_ARRIVAL_S + index * beside.every_ms / 1e3, request))
         return timed
 
-    def _turn(self, session: int, turn: int, said: list[int]) -> BenchRequest:
+    def turn(self, session: int, turn: int, said: list[int]) -> BenchRequest:
+        """Turn `turn` of a session: what was `said`, then the turn's own tokens."""
         work = self.workload
         number = session * work.turns + turn
         fresh = self._draw(number, work.new_tokens if turn else work.first_prompt)
