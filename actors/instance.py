@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import signal
 import socket
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from epicycle.actors.peers import Peers
 from epicycle.actors.proc import ChildSpec, Processes
 from epicycle.actors.single import LocalChildren
 from epicycle.actors.supervisor import Launcher, Supervisor
-from epicycle.transport.config import Config
+from epicycle.transport.config import Config, RecordConfig
 from epicycle.transport.executors import executor_specs
 from epicycle.transport.router import Router
 from epicycle.transport.rundir import Instance, RunDir
@@ -61,12 +62,22 @@ def serve(config: Config, on_up: Callable[[Instance], None], modules: dict[str, 
         run_dir = RunDir.create(port, config.run_dir)
         try:
             server = msgspec.structs.replace(config.server, port=port)
-            config = msgspec.structs.replace(config, server=server, run_dir=str(run_dir.path))
+            config = msgspec.structs.replace(
+                config, server=server, run_dir=str(run_dir.path), record=_settled(config.record)
+            )
             run_dir.write_config(config)
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 return runner.run(_Instance(config, listener, run_dir, on_up, modules).run())
         finally:
             run_dir.close()
+
+
+def _settled(record: RecordConfig) -> RecordConfig:
+    """One path and one key for all gateways and all their incarnations."""
+    if not record.file:
+        return record
+    salt = record.salt or secrets.token_hex(16)
+    return msgspec.structs.replace(record, file=os.path.abspath(record.file), salt=salt)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -62,6 +62,8 @@ FLAGS = (
     Flag("--drain", "supervisor.drain_s", metavar="SECONDS"),
     Flag("--executor", "executor.kind", ("engine", "mock")),
     Flag("--mock-tick-ms", "executor.mock_tick_ms", metavar="MS"),
+    Flag("--record", "record.file", metavar="FILE"),
+    Flag("--record-text", "record.text"),
     Flag("--run-dir", "run_dir", metavar="DIR"),
     Flag("--single-process", "single_process"),
     Flag("--log-format", "log.format", ("auto", "json", "console")),

@@ -18,6 +18,8 @@ from msgspec import Meta
 from epicycle.transport.errors import TransportError
 from epicycle.transport.executor_rules import EXECUTOR_RULES
 
+RECORD_SALT_BYTES = 64  # BLAKE2b's longest key
+
 
 class ConfigError(TransportError):
     """The configuration can't be used; the text lists every violation with value, limit and knob."""
@@ -146,6 +148,17 @@ class TransferConfig(Section, frozen=True):
     ] = 32
 
 
+class RecordConfig(Section, frozen=True):
+    """Capture of what is served, as a trace for `epicycle replay`."""
+
+    file: Annotated[str, doc("write served requests and their exit depths to this file, as a trace; empty: off")] = ""
+    text: Annotated[bool, doc("record prompts themselves; otherwise keyed hashes of their blocks")] = False
+    salt: Annotated[str, doc("key of the hashes, up to 64 bytes; empty: a fresh one per server")] = ""
+    block_tokens: Annotated[int, doc("tokens per hashed block; 0: engine.page_tokens")] = 0
+    part_bytes: Annotated[int, doc("the file is moved aside as FILE.N at this size; 0: never")] = 1 << 30
+    keep_parts: Annotated[int, doc("complete parts kept per gateway, the oldest are deleted; 0: all")] = 0
+
+
 class LogConfig(Section, frozen=True):
     format: Annotated[str, doc("auto (console on a terminal, else json), json, or console")] = "auto"
     level: Annotated[str, doc("debug, info, warning, or error")] = "info"
@@ -158,6 +171,7 @@ class Config(Section, frozen=True):
     supervisor: SupervisorConfig = SupervisorConfig()
     executor: ExecutorConfig = ExecutorConfig()
     transfer: TransferConfig = TransferConfig()
+    record: RecordConfig = RecordConfig()
     log: LogConfig = LogConfig()
     run_dir: Annotated[str, doc("run directory; empty: a fresh one under XDG_RUNTIME_DIR or /tmp")] = ""
     single_process: Annotated[bool, doc("all actors in one process, for debugging")] = False
@@ -264,6 +278,14 @@ RULES: tuple[Rule, ...] = (
     _between("transfer.least_tokens", 0, 1 << 24),
     _between_each("executor.kv_memory_shares", 0, 1 << 50),
     *EXECUTOR_RULES,
+    (
+        "record.salt",
+        lambda config: len(config.record.salt.encode()) <= RECORD_SALT_BYTES,
+        lambda config: f"has {len(config.record.salt.encode())} bytes, must have at most {RECORD_SALT_BYTES}",
+    ),
+    _between("record.block_tokens", 0, 1 << 16),
+    _between("record.part_bytes", 0, 1 << 50),
+    _between("record.keep_parts", 0, 1 << 20),
     _one_of("log.format", ("auto", "json", "console")),
     _one_of("log.level", ("debug", "info", "warning", "error")),
 )

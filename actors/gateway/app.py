@@ -31,6 +31,7 @@ from epicycle.transport.wire.request import Rejected, Verdict
 
 TOKENIZER_THREADS = 2
 SHUTDOWN_S = 2.0  # connections may flush this long after Stop
+RECORD_FLUSH_S = 0.5  # what a hanging disk may hold up a drain
 DRAIN_GRACE_S = 1.0  # control aborts at the deadline; this long later the gateway does
 
 _log = structlog.get_logger()
@@ -77,6 +78,8 @@ class Gateway:
                 await clients.close()
             for attachment in attachments:
                 attachment.close()
+            if self.core.recorder is not None:
+                await asyncio.to_thread(self.core.recorder.writer.close, RECORD_FLUSH_S)
             self._close()
 
     def on_peer_up(self, message: PeerUp) -> None:
@@ -160,6 +163,8 @@ class Gateway:
             async with asyncio.timeout(deadline_s + DRAIN_GRACE_S):
                 await self.core.table.wait_empty()
         self.core.table.fail_all("draining", "the server is shutting down; the drain deadline is over")
+        if self.core.recorder is not None:
+            await asyncio.to_thread(self.core.recorder.writer.flush, RECORD_FLUSH_S)
         self._host.drained()
 
     def _open_clients(self) -> ClientEndpoint | None:

@@ -13,6 +13,7 @@ from epicycle.actors.gateway.health_cache import HealthCache
 from epicycle.actors.gateway.links import ControlLinks
 from epicycle.actors.gateway.metrics import GatewayGauges, GatewayMetrics
 from epicycle.actors.gateway.pieces import Sink
+from epicycle.actors.gateway.recording import make_recorder
 from epicycle.actors.gateway.served import ModelFiles, Served, serve
 from epicycle.actors.gateway.spec import Spec
 from epicycle.actors.gateway.table import Table
@@ -36,6 +37,7 @@ class Core:
         self.metrics = GatewayMetrics()
         self.validator = Validator(host.config, threads)
         self.health = HealthCache(host)
+        self.recorder = make_recorder(host.config, host.name)
         self.served: Served | None = None
         self.is_draining = False
 
@@ -54,7 +56,7 @@ class Core:
         return self.served
 
     def generation(self, spec: Spec, sink: Sink, tokenizer: ServedTokenizer | None) -> Generation:
-        return Generation(spec, sink, self.table, self.links, self.metrics, tokenizer)
+        return Generation(spec, sink, self.table, self.links, self.metrics, tokenizer, self.recorder)
 
     def counters(self) -> dict[str, float]:
         """What this gateway's heartbeats add to the counters of the whole server."""
@@ -63,6 +65,8 @@ class Core:
             f'stale_messages_total{{actor="{self.name}"}}': counts.other_epoch + counts.late_terminals,
             'send_again_total{link="submit"}': self.links.refused_sends,
         }
+        if self.recorder is not None:
+            counters |= self.recorder.counters()
         return counters | {f'rejections_total{{code="{code}"}}': n for code, n in self.metrics.rejections.items()}
 
     def gauges(self) -> GatewayGauges:

@@ -16,6 +16,7 @@ import structlog
 from epicycle.actors.gateway.errors import ApiError
 from epicycle.actors.gateway.metrics import GatewayMetrics
 from epicycle.actors.gateway.pieces import NO_TOKEN, Piece, Sink, Usage
+from epicycle.actors.gateway.recording import Recorder
 from epicycle.actors.gateway.sequence import Sequence
 from epicycle.actors.gateway.spec import Spec
 from epicycle.actors.gateway.table import COUNTER_BITS, EPOCH_BITS, Table
@@ -49,6 +50,7 @@ class Generation:
         links: Links,
         metrics: GatewayMetrics,
         tokenizer: ServedTokenizer | None,
+        recorder: Recorder | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.spec = spec
@@ -62,6 +64,8 @@ class Generation:
         self._is_over = False
         self._sequences = [Sequence(table.new_rid(), at, spec, tokenizer, self) for at in range(spec.choices)]
         self._open = dict.fromkeys(self._sequences)
+        rids = [sequence.rid for sequence in self._sequences]
+        self._recording = recorder.start(spec, rids) if recorder is not None else None
 
     async def start(self) -> None:
         """Submit every sequence. A refusal of the link fails the request; it is not raised."""
@@ -87,6 +91,7 @@ class Generation:
         self._metrics.aborted(cause)
         self._metrics.finished("cancelled", self._clock() - self._started_s)
         self._cancel_open(cause)
+        self._record("cancelled")
 
     def fail(self, error: ApiError, cause: str) -> None:
         """End it with `error`, for `cause` (slow_client)."""
@@ -99,6 +104,8 @@ class Generation:
         if self._is_over:
             return
         self._sink.on_piece(piece)
+        if self._recording is not None:
+            self._recording.take(piece)
         if piece.token != NO_TOKEN:
             self._metrics.loops_per_token.observe(piece.depth)
         if piece.finish_reason is not None:
@@ -152,6 +159,7 @@ class Generation:
         self._is_over = True
         self._metrics.failed(error.code, self._clock() - self._started_s)
         self._cancel_open(cause)
+        self._record("error")
         self._sink.on_failed(error)
 
     def _cancel_open(self, cause: str) -> None:
@@ -163,7 +171,12 @@ class Generation:
     def _end_if_complete(self) -> None:
         if not self._open and not self._is_over:
             self._is_over = True
+            self._record("")
             self._sink.on_done(self._usage())
+
+    def _record(self, cut: str) -> None:
+        if self._recording is not None:
+            self._recording.end(cut, [sequence.cached_tokens for sequence in self._sequences])
 
     def _usage(self) -> Usage:
         return Usage(

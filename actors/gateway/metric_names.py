@@ -47,6 +47,8 @@ FROM_BEATS: Final[dict[str, tuple[str, str]]] = {
     "transfers_in_flight": ("gauge", "prompts whose KV is not where it decodes yet"),
     "transfer_failures_total": ("counter", "transfers that failed, by code; their requests ran again on one executor"),
     "rejections_total": ("counter", "requests refused, by code"),
+    "record_rows_total": ("counter", "rows written by --record"),
+    "record_dropped_total": ("counter", "rows that --record didn't write: queue or disk full, or no token made"),
 }
 
 # Histograms of other actors: their beats carry `NAME_bucket{le="..."}`, each bucket's own count, not cumulative.

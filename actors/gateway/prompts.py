@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import TypeVar
 
 from epicycle.actors.gateway import ranges
@@ -63,7 +64,7 @@ class PromptReader:
         tokenizer = served.files.tokenizer
         if isinstance(item, str):
             adds = body.add_special_tokens is not False
-            prompt = await self._encoded(item, served, adds_special_tokens=adds)
+            prompt = replace(await self._encoded(item, served, adds_special_tokens=adds), is_text=adds)
         else:
             ids = ranges.token_ids("prompt", item, served.facts.vocab_size)
             text = ""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import msgspec
 
 from epicycle.actors.gateway.stops import StopSet
 from epicycle.transport.wire.request import LoopBounds, Sampling
@@ -10,10 +14,11 @@ from epicycle.transport.wire.request import LoopBounds, Sampling
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`text` is what echo shows; for a prompt given as ids it is their decoding."""
+    """`text` is what echo shows; for a prompt given as ids it is their decoding. `is_text`: the client sent just it."""
 
     ids: list[int]
     text: str
+    is_text: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +26,7 @@ class Spec:
     """One request. Choice `p * n + c` is completion c of prompt p.
 
     `samplings` holds one Sampling per prompt, without the choice. `stop_ids` ends a sequence, `named_stop_ids` are
-    those of the client, which stop_reason reports.
+    those of the client, which stop_reason reports. `messages` and `tools` are a chat's own.
     """
 
     is_chat: bool
@@ -43,6 +48,8 @@ class Spec:
     noise_seed: int
     cache_salt: str
     session_id: str
+    messages: Sequence[msgspec.Struct] | None = None
+    tools: list[dict[str, Any]] | None = None
 
     @property
     def choices(self) -> int:

@@ -1,0 +1,86 @@
+"""The recording's file: whole lines whatever the disk does, parts at a size, nothing overwritten."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from epicycle.actors.gateway.record_file import LineFile
+from epicycle.actors.gateway.recording import record_path
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def test_lines_are_there_as_soon_as_they_are_written(tmp_path: Path) -> None:
+    file = LineFile(tmp_path / "run.jsonl", part_bytes=0, keep_parts=0)
+    file.write(b"one\n")
+    file.write(b"two\n")
+    assert {"run.jsonl": b"one\ntwo\n"} == contents(tmp_path)
+
+
+def test_a_full_part_is_moved_aside_between_lines(tmp_path: Path) -> None:
+    file = LineFile(tmp_path / "run.jsonl", part_bytes=8, keep_parts=0)
+    for line in (b"first\n", b"second\n", b"much too long\n", b"a\n"):
+        file.write(line)
+    assert {
+        "run.1.jsonl": b"first\n",
+        "run.2.jsonl": b"second\n",
+        "run.3.jsonl": b"much too long\n",
+        "run.jsonl": b"a\n",
+    } == contents(tmp_path)
+
+
+def test_only_so_many_parts_are_kept(tmp_path: Path) -> None:
+    file = LineFile(tmp_path / "run.jsonl", part_bytes=1, keep_parts=2)
+    for number in range(12):
+        file.write(f"{number}\n".encode())
+    assert [b"9\n", b"10\n"] == [path.read_bytes() for path in file.parts()]
+    assert b"11\n" == file.path.read_bytes()
+
+
+def test_what_an_earlier_server_left_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "run.jsonl").write_bytes(b"theirs\n")
+    (tmp_path / "run.7.jsonl").write_bytes(b"older\n")
+    (tmp_path / "running.1.jsonl").write_bytes(b"no part of this\n")
+    file = LineFile(tmp_path / "run.jsonl", part_bytes=0, keep_parts=0)
+    file.write(b"ours\n")
+    assert ["run.7.jsonl", "run.8.jsonl"] == [path.name for path in file.parts()]
+    assert b"ours\n" == file.path.read_bytes()
+
+
+def test_a_line_that_does_not_fit_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = LineFile(tmp_path / "run.jsonl", part_bytes=0, keep_parts=0)
+    file.write(b"before\n")
+    room = [3]
+    real_write = os.write
+
+    def small_disk(number: int, data: memoryview) -> int:
+        if not room[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        taken = real_write(number, data[: room[0]])
+        room[0] -= taken
+        return taken
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", small_disk)
+        with pytest.raises(OSError, match="No space left"):
+            file.write(b"too long\n")
+    assert b"before\n" == file.path.read_bytes()
+    file.write(b"after\n")
+    assert b"before\nafter\n" == file.path.read_bytes()
+
+
+def test_a_folder_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        LineFile(tmp_path / "nowhere" / "run.jsonl", part_bytes=0, keep_parts=0)
+
+
+def test_gateways_write_files_of_their_own() -> None:
+    assert [Path("a/run.jsonl"), Path("a/run.gw1.jsonl")] == [
+        record_path(Path("a/run.jsonl"), gateway) for gateway in ("", "gw1")
+    ]
