@@ -64,6 +64,7 @@ FLAGS = (
     Flag("--mock-tick-ms", "executor.mock_tick_ms", metavar="MS"),
     Flag("--record", "record.file", metavar="FILE"),
     Flag("--record-text", "record.text"),
+    Flag("--otel-endpoint", "otel.endpoint", metavar="URL"),
     Flag("--run-dir", "run_dir", metavar="DIR"),
     Flag("--single-process", "single_process"),
     Flag("--log-format", "log.format", ("auto", "json", "console")),

@@ -159,6 +159,15 @@ class RecordConfig(Section, frozen=True):
     keep_parts: Annotated[int, doc("complete parts kept per gateway, the oldest are deleted; 0: all")] = 0
 
 
+class OtelConfig(Section, frozen=True):
+    """OpenTelemetry traces of requests, sent by OTLP over HTTP. Needs the extra `otel`."""
+
+    endpoint: Annotated[str, doc("collector, such as http://localhost:4318; empty: no traces")] = ""
+    headers: Annotated[list[str], doc("NAME=VALUE headers for the collector")] = []
+    sample_ratio: Annotated[float, doc("share of requests that are traced; a client's traceparent wins over it")] = 1.0
+    service_name: Annotated[str, doc("service.name of the spans")] = "epicycle"
+
+
 class LogConfig(Section, frozen=True):
     format: Annotated[str, doc("auto (console on a terminal, else json), json, or console")] = "auto"
     level: Annotated[str, doc("debug, info, warning, or error")] = "info"
@@ -172,6 +181,7 @@ class Config(Section, frozen=True):
     executor: ExecutorConfig = ExecutorConfig()
     transfer: TransferConfig = TransferConfig()
     record: RecordConfig = RecordConfig()
+    otel: OtelConfig = OtelConfig()
     log: LogConfig = LogConfig()
     run_dir: Annotated[str, doc("run directory; empty: a fresh one under XDG_RUNTIME_DIR or /tmp")] = ""
     single_process: Annotated[bool, doc("all actors in one process, for debugging")] = False
@@ -286,6 +296,17 @@ RULES: tuple[Rule, ...] = (
     _between("record.block_tokens", 0, 1 << 16),
     _between("record.part_bytes", 0, 1 << 50),
     _between("record.keep_parts", 0, 1 << 20),
+    (
+        "otel.endpoint",
+        lambda config: not config.otel.endpoint or config.otel.endpoint.startswith(("http://", "https://")),
+        lambda config: f"is {config.otel.endpoint!r}, must begin with http:// or https://",
+    ),
+    (
+        "otel.headers",
+        lambda config: all("=" in header for header in config.otel.headers),
+        lambda config: f"is {config.otel.headers}, must be NAME=VALUE each",
+    ),
+    _between("otel.sample_ratio", 0, 1),
     _one_of("log.format", ("auto", "json", "console")),
     _one_of("log.level", ("debug", "info", "warning", "error")),
 )

@@ -31,7 +31,7 @@ from epicycle.transport.wire.request import Rejected, Verdict
 
 TOKENIZER_THREADS = 2
 SHUTDOWN_S = 2.0  # connections may flush this long after Stop
-RECORD_FLUSH_S = 0.5  # what a hanging disk may hold up a drain
+LAST_EXPORT_S = 0.4  # what a hanging disk or collector may hold up the end
 DRAIN_GRACE_S = 1.0  # control aborts at the deadline; this long later the gateway does
 
 _log = structlog.get_logger()
@@ -79,7 +79,9 @@ class Gateway:
             for attachment in attachments:
                 attachment.close()
             if self.core.recorder is not None:
-                await asyncio.to_thread(self.core.recorder.writer.close, RECORD_FLUSH_S)
+                await asyncio.to_thread(self.core.recorder.writer.close, LAST_EXPORT_S)
+            if self.core.telemetry is not None:
+                await asyncio.to_thread(self.core.telemetry.close, LAST_EXPORT_S)
             self._close()
 
     def on_peer_up(self, message: PeerUp) -> None:
@@ -164,7 +166,7 @@ class Gateway:
                 await self.core.table.wait_empty()
         self.core.table.fail_all("draining", "the server is shutting down; the drain deadline is over")
         if self.core.recorder is not None:
-            await asyncio.to_thread(self.core.recorder.writer.flush, RECORD_FLUSH_S)
+            await asyncio.to_thread(self.core.recorder.writer.flush, LAST_EXPORT_S)
         self._host.drained()
 
     def _open_clients(self) -> ClientEndpoint | None:

@@ -68,15 +68,19 @@ class ClientEndpoint:
 
     async def _serve(self, key: Key, message: Generate) -> None:
         generation: Generation | None = None
+        trace = self._core.trace(f"zmq {message.kind}", {})
         try:
-            served = self._core.admit()
-            spec = await self._validate(message)
-            tokenizer = served.files.tokenizer
-            sink = ClientSink(self, key, spec, tokenizer)
-            generation = self._core.generation(spec, sink, tokenizer)
-            self._running[key] = generation
-            await generation.start()
-            await sink.ended
+            with trace or contextlib.nullcontext():
+                served = self._core.admit()
+                spec = await self._validate(message)
+                if trace is not None:
+                    trace.validated(spec)
+                tokenizer = served.files.tokenizer
+                sink = ClientSink(self, key, spec, tokenizer)
+                generation = self._core.generation(spec, sink, tokenizer, trace)
+                self._running[key] = generation
+                await generation.start()
+                await sink.ended
         except ApiError as error:
             self._core.metrics.rejections[error.code] += 1
             self._fail(key, error)

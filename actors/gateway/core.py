@@ -5,6 +5,7 @@ Composition of the gateway's own parts, free of HTTP, so that the ZeroMQ endpoin
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import Executor
 
 from epicycle.actors.gateway.errors import ApiError
@@ -13,12 +14,15 @@ from epicycle.actors.gateway.health_cache import HealthCache
 from epicycle.actors.gateway.links import ControlLinks
 from epicycle.actors.gateway.metrics import GatewayGauges, GatewayMetrics
 from epicycle.actors.gateway.pieces import Sink
-from epicycle.actors.gateway.recording import make_recorder
+from epicycle.actors.gateway.recording import Recording, make_recorder
+from epicycle.actors.gateway.request_trace import RequestTrace
 from epicycle.actors.gateway.served import ModelFiles, Served, serve
 from epicycle.actors.gateway.spec import Spec
 from epicycle.actors.gateway.table import Table
+from epicycle.actors.gateway.telemetry import make_telemetry
 from epicycle.actors.gateway.tokenizer import ServedTokenizer
 from epicycle.actors.gateway.validate import Validator
+from epicycle.actors.gateway.watching import Watcher
 from epicycle.actors.ports import Host
 from epicycle.transport.wire.control import Capabilities
 
@@ -38,6 +42,7 @@ class Core:
         self.validator = Validator(host.config, threads)
         self.health = HealthCache(host)
         self.recorder = make_recorder(host.config, host.name)
+        self.telemetry = make_telemetry(host.config, host.name)
         self.served: Served | None = None
         self.is_draining = False
 
@@ -55,8 +60,17 @@ class Core:
             raise ApiError("not_ready", "the control process is not up: it is starting or restarting")
         return self.served
 
-    def generation(self, spec: Spec, sink: Sink, tokenizer: ServedTokenizer | None) -> Generation:
-        return Generation(spec, sink, self.table, self.links, self.metrics, tokenizer, self.recorder)
+    def trace(self, name: str, headers: Mapping[str, str]) -> RequestTrace | None:
+        """The OpenTelemetry trace of a request that has just come in; None when there is none."""
+        return self.telemetry.start(name, headers) if self.telemetry is not None else None
+
+    def generation(
+        self, spec: Spec, sink: Sink, tokenizer: ServedTokenizer | None, trace: RequestTrace | None
+    ) -> Generation:
+        watchers: list[Watcher] = [] if trace is None else [trace]
+        if self.recorder is not None:
+            watchers.append(Recording(self.recorder, spec))
+        return Generation(spec, sink, self.table, self.links, self.metrics, tokenizer, watchers)
 
     def counters(self) -> dict[str, float]:
         """What this gateway's heartbeats add to the counters of the whole server."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from typing import Protocol
 
 import msgspec
@@ -16,11 +17,11 @@ import structlog
 from epicycle.actors.gateway.errors import ApiError
 from epicycle.actors.gateway.metrics import GatewayMetrics
 from epicycle.actors.gateway.pieces import NO_TOKEN, Piece, Sink, Usage
-from epicycle.actors.gateway.recording import Recorder
 from epicycle.actors.gateway.sequence import Sequence
 from epicycle.actors.gateway.spec import Spec
 from epicycle.actors.gateway.table import COUNTER_BITS, EPOCH_BITS, Table
 from epicycle.actors.gateway.tokenizer import ServedTokenizer
+from epicycle.actors.gateway.watching import Watcher
 from epicycle.transport.wire.columns import I32, pack
 from epicycle.transport.wire.output import Fin
 from epicycle.transport.wire.request import Rejected, Submit
@@ -50,7 +51,7 @@ class Generation:
         links: Links,
         metrics: GatewayMetrics,
         tokenizer: ServedTokenizer | None,
-        recorder: Recorder | None = None,
+        watchers: Seq[Watcher] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.spec = spec
@@ -64,8 +65,9 @@ class Generation:
         self._is_over = False
         self._sequences = [Sequence(table.new_rid(), at, spec, tokenizer, self) for at in range(spec.choices)]
         self._open = dict.fromkeys(self._sequences)
-        rids = [sequence.rid for sequence in self._sequences]
-        self._recording = recorder.start(spec, rids) if recorder is not None else None
+        self._watchers = watchers
+        for watcher in watchers:
+            watcher.on_start(self._sequences)
 
     async def start(self) -> None:
         """Submit every sequence. A refusal of the link fails the request; it is not raised."""
@@ -74,6 +76,8 @@ class Generation:
                 return
             self._table.add(sequence)
             try:
+                for watcher in self._watchers:
+                    watcher.on_submitted(sequence)
                 await self._links.submit(self._submit_of(sequence))
             except ApiError as error:
                 self._table.release(sequence.rid, is_cancelled=False)
@@ -91,7 +95,7 @@ class Generation:
         self._metrics.aborted(cause)
         self._metrics.finished("cancelled", self._clock() - self._started_s)
         self._cancel_open(cause)
-        self._record("cancelled")
+        self._tell_end("cancelled")
 
     def fail(self, error: ApiError, cause: str) -> None:
         """End it with `error`, for `cause` (slow_client)."""
@@ -104,8 +108,8 @@ class Generation:
         if self._is_over:
             return
         self._sink.on_piece(piece)
-        if self._recording is not None:
-            self._recording.take(piece)
+        for watcher in self._watchers:
+            watcher.on_piece(piece)
         if piece.token != NO_TOKEN:
             self._metrics.loops_per_token.observe(piece.depth)
         if piece.finish_reason is not None:
@@ -125,9 +129,11 @@ class Generation:
     def on_token_gap(self, gap_s: float) -> None:
         self._metrics.itl.observe(gap_s)
 
-    def on_accepted(self) -> None:
+    def on_accepted(self, sequence: Sequence) -> None:
         if not self._is_over:
             self._sink.on_accepted()
+            for watcher in self._watchers:
+                watcher.on_accepted(sequence)
 
     def on_rejected(self, sequence: Sequence, rejected: Rejected) -> None:
         self._open.pop(sequence, None)
@@ -135,6 +141,8 @@ class Generation:
 
     def on_fin(self, sequence: Sequence, fin: Fin) -> None:
         self._metrics.timed(fin)
+        for watcher in self._watchers:
+            watcher.on_fin(sequence, fin)
         if fin.reason in ("stop", "length") and fin.tokens <= sequence.count:
             if fin.warning:
                 _log.warning("ended_early", rid=sequence.rid, tokens=sequence.count, warning=fin.warning)
@@ -159,7 +167,7 @@ class Generation:
         self._is_over = True
         self._metrics.failed(error.code, self._clock() - self._started_s)
         self._cancel_open(cause)
-        self._record("error")
+        self._tell_end("error", error)
         self._sink.on_failed(error)
 
     def _cancel_open(self, cause: str) -> None:
@@ -171,12 +179,12 @@ class Generation:
     def _end_if_complete(self) -> None:
         if not self._open and not self._is_over:
             self._is_over = True
-            self._record("")
+            self._tell_end("")
             self._sink.on_done(self._usage())
 
-    def _record(self, cut: str) -> None:
-        if self._recording is not None:
-            self._recording.end(cut, [sequence.cached_tokens for sequence in self._sequences])
+    def _tell_end(self, cut: str, error: ApiError | None = None) -> None:
+        for watcher in self._watchers:
+            watcher.on_end(cut, error)
 
     def _usage(self) -> Usage:
         return Usage(

@@ -8,28 +8,36 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from pathlib import Path
 
+from epicycle.actors.gateway.errors import ApiError
 from epicycle.actors.gateway.pieces import NO_TOKEN, Piece
 from epicycle.actors.gateway.record_file import LineFile
 from epicycle.actors.gateway.record_order import ArrivalOrder
 from epicycle.actors.gateway.record_rows import Ended, RowStyle
 from epicycle.actors.gateway.record_writer import RecordWriter
+from epicycle.actors.gateway.sequence import Sequence
 from epicycle.actors.gateway.spec import Spec
+from epicycle.actors.gateway.watching import Watcher
 from epicycle.transport.config import Config, ConfigError
 
 SESSIONS_LIMIT = 1 << 16  # remembered ends; beyond it the session that has rested longest is forgotten
 
 
-class Recording:
-    """One request under way. `end` once."""
+class Recording(Watcher):
+    """One request under way."""
 
-    def __init__(self, recorder: Recorder, ended: Ended) -> None:
+    def __init__(self, recorder: Recorder, spec: Spec) -> None:
         self._recorder = recorder
-        self._ended = ended
+        self._spec = spec
 
-    def take(self, piece: Piece) -> None:
+    def on_start(self, sequences: Seq[Sequence]) -> None:
+        self._sequences = sequences
+        self._ended = self._recorder.begin(self._spec, [sequence.rid for sequence in sequences])
+
+    def on_piece(self, piece: Piece) -> None:
         ended = self._ended
         if piece.token != NO_TOKEN:
             ended.first_ms = ended.first_ms or self._recorder.now_ms()
@@ -37,10 +45,9 @@ class Recording:
         if piece.finish_reason is not None:
             ended.reasons[piece.index] = piece.finish_reason
 
-    def end(self, cut: str, cached_tokens: Sequence[int]) -> None:
-        """`cut` says what became of choices that have no finish reason: cancelled or error."""
+    def on_end(self, cut: str, error: ApiError | None) -> None:
         self._ended.cut = cut
-        self._ended.cached_tokens = list(cached_tokens)
+        self._ended.cached_tokens = [sequence.cached_tokens for sequence in self._sequences]
         self._ended.ended_ms = self._recorder.now_ms()
         self._recorder.take(self._ended)
 
@@ -55,14 +62,15 @@ class Recorder:
         self._order = ArrivalOrder()
         self._ends: OrderedDict[str, tuple[int, float]] = OrderedDict()  # session -> its last request, when it ended
 
-    def start(self, spec: Spec, rids: list[int]) -> Recording:
+    def begin(self, spec: Spec, rids: list[int]) -> Ended:
+        """A request comes in; `take` it when it has ended."""
         now_ms = self.now_ms()
         self._order.enter(rids[0])
         ended = Ended(spec, rids, now_ms, [[] for _ in rids], [""] * len(rids))
         if spec.session_id in self._ends:
             ended.waited_for, before_ms = self._ends[spec.session_id]
             ended.idle_ms = max(0.0, now_ms - before_ms)
-        return Recording(self, ended)
+        return ended
 
     def take(self, ended: Ended) -> None:
         made = [rid for rid, depths in zip(ended.rids, ended.depths, strict=True) if depths]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 
 from aiohttp import HttpVersion11, web
 
@@ -16,6 +17,7 @@ from epicycle.actors.gateway.core import Core
 from epicycle.actors.gateway.errors import ApiError
 from epicycle.actors.gateway.generation import Generation
 from epicycle.actors.gateway.reading import read_json_body
+from epicycle.actors.gateway.request_trace import RequestTrace
 from epicycle.actors.gateway.served import Served
 from epicycle.actors.gateway.spec import Spec
 from epicycle.actors.gateway.sse import PING, StreamSink
@@ -41,20 +43,31 @@ def add_routes(router: web.UrlDispatcher, core: Core) -> None:
 
 
 async def _generate(request: web.Request, core: Core, validate: Validate) -> web.StreamResponse:
+    trace = core.trace(f"POST {request.path}", request.headers)
+    with trace or nullcontext():
+        served, spec = await _validated(request, core, validate)
+        if trace is not None:
+            trace.validated(spec)
+        return await (_stream if spec.is_stream else _answer)(request, core, served, spec, trace)
+
+
+async def _validated(request: web.Request, core: Core, validate: Validate) -> tuple[Served, Spec]:
+    """Raises ApiError for what is refused before it begins."""
     try:
         served = core.admit()
         content = await read_json_body(request, core.config.server)
-        spec = await validate(content, served)
+        return served, await validate(content, served)
     except ApiError as error:
         core.metrics.rejections[error.code] += 1
         raise
-    return await (_stream if spec.is_stream else _answer)(request, core, served, spec)
 
 
-async def _answer(request: web.Request, core: Core, served: Served, spec: Spec) -> web.StreamResponse:
+async def _answer(
+    request: web.Request, core: Core, served: Served, spec: Spec, trace: RequestTrace | None
+) -> web.StreamResponse:
     tokenizer = served.files.tokenizer
     sink = AnswerSink(spec, envelope(spec, core.table.new_rid()), tokenizer)
-    generation = core.generation(spec, sink, tokenizer)
+    generation = core.generation(spec, sink, tokenizer, trace)
     try:
         await generation.start()
         body = await sink.wait()
@@ -63,12 +76,14 @@ async def _answer(request: web.Request, core: Core, served: Served, spec: Spec) 
     return web.Response(body=body, content_type="application/json")
 
 
-async def _stream(request: web.Request, core: Core, served: Served, spec: Spec) -> web.StreamResponse:
+async def _stream(
+    request: web.Request, core: Core, served: Served, spec: Spec, trace: RequestTrace | None
+) -> web.StreamResponse:
     server, tokenizer = core.config.server, served.files.tokenizer
     head = envelope(spec, core.table.new_rid())
     limit = server.slow_client_events
     sink = StreamSink(spec, head, tokenizer, slow_limit=limit, on_slow=lambda: _cut_off(request, generation, limit))
-    generation = core.generation(spec, sink, tokenizer)
+    generation = core.generation(spec, sink, tokenizer, trace)
     try:
         await generation.start()
         await _wait_for_headers(sink, server.header_wait_s)

@@ -13,7 +13,7 @@ from typing import Protocol
 from epicycle.actors.gateway.pieces import LOGPROB_FLOOR, NO_TOKEN, Piece, PromptPart, TokenLogprob
 from epicycle.actors.gateway.spec import Spec
 from epicycle.actors.gateway.stops import StopScanner
-from epicycle.actors.gateway.text import make_detokenizer
+from epicycle.actors.gateway.text import Detokenizer, DetokenizerClock, make_detokenizer
 from epicycle.actors.gateway.tokenizer import ServedTokenizer
 from epicycle.transport.wire.output import Fin, PromptLogprobs
 from epicycle.transport.wire.request import Rejected
@@ -31,7 +31,7 @@ class Owner(Protocol):
 
     def on_token_gap(self, gap_s: float) -> None: ...
 
-    def on_accepted(self) -> None: ...
+    def on_accepted(self, sequence: Sequence) -> None: ...
 
     def on_rejected(self, sequence: Sequence, rejected: Rejected) -> None: ...
 
@@ -82,7 +82,7 @@ class Sequence:
         self.cached_tokens = 0
         self.executor_epoch = 0
         self.is_over = False
-        self._detokenizer = make_detokenizer(tokenizer, skip_special_tokens=spec.skips_special_tokens)
+        self._detokenizer: Detokenizer = make_detokenizer(tokenizer, skip_special_tokens=spec.skips_special_tokens)
         self._scanner = StopScanner(spec.stops) if spec.stops.stops else None
         self._stop_ids = spec.stop_ids
         self._min_tokens = sampling.min_tokens
@@ -93,6 +93,11 @@ class Sequence:
         self._last_s = 0.0
         if spec.echo and spec.wants_logprobs:
             self._part = PromptPart(prompt, [TokenLogprob(None, [])])
+
+    def time_detokenizer(self) -> DetokenizerClock:
+        """Measure detokenizing from now on."""
+        self._detokenizer = clock = DetokenizerClock(self._detokenizer)
+        return clock
 
     def accept(
         self, first_index: int, tokens: Seq[int], depths: Seq[int], logprobs: Seq[TokenLogprob] | None, now_s: float

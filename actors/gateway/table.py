@@ -87,7 +87,7 @@ class Table:
                     if entry is not None:
                         self.progress += 1
                         entry.executor_epoch = epoch
-                        entry.owner.on_accepted()
+                        entry.owner.on_accepted(entry)
                 case Rejected(rid=rid):
                     entry = self._take_terminal(rid)
                     if entry is not None:

@@ -7,6 +7,7 @@ included, to the decoding of all ids at once. Owns undecoded bytes of one sequen
 from __future__ import annotations
 
 import codecs
+import time
 from typing import Protocol
 
 from epicycle.actors.gateway.tokenizer import ServedTokenizer
@@ -83,6 +84,23 @@ class NoText:
 
     def flush(self) -> str:
         return ""
+
+
+class DetokenizerClock:
+    """Another detokenizer, and the seconds spent in it: what a traced request wants to know."""
+
+    def __init__(self, detokenizer: Detokenizer) -> None:
+        self.busy_s = 0.0
+        self._detokenizer = detokenizer
+
+    def push(self, token: int) -> str:
+        begun_s = time.perf_counter()
+        text = self._detokenizer.push(token)
+        self.busy_s += time.perf_counter() - begun_s
+        return text
+
+    def flush(self) -> str:
+        return self._detokenizer.flush()
 
 
 def make_detokenizer(tokenizer: ServedTokenizer | None, *, skip_special_tokens: bool = True) -> Detokenizer:
