@@ -164,6 +164,7 @@ class _Instance:
             run_dir=str(self._run_dir.path),
             endpoints={"supervisor": self._router_address, **clients},
             pids={"supervisor": os.getpid(), **{peer.name: peer.pid for peer in peers if peer.pid}},
+            executors={spec.name: spec.role for spec in executor_specs(self._config)},
         )
 
 

@@ -17,6 +17,7 @@ from epicycle.engine.models.locate import locate
 from epicycle.tools.serve_flags import read
 from epicycle.transport.config import Config, ConfigError
 from epicycle.transport.errors import TransportError
+from epicycle.transport.executors import executor_specs
 from epicycle.transport.rundir import Instance
 
 
@@ -42,7 +43,10 @@ def _check_model(config: Config) -> None:
 
 def _announce(config: Config, instance: Instance) -> None:
     host = f"[{instance.host}]" if ":" in instance.host else instance.host
-    print(f"epicycle {instance.version} serves {config.engine.model} at http://{host}:{instance.port}", flush=True)
+    specs = executor_specs(config)
+    executors = f", executors {', '.join(map(str, specs))}" if len(specs) > 1 else ""
+    text = f"epicycle {instance.version} serves {config.engine.model} at http://{host}:{instance.port}"
+    print(text + executors, flush=True)
 
 
 def _complain(text: str, exit_code: int) -> int:

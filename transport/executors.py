@@ -28,6 +28,10 @@ class ExecutorSpec:
     device: str
     kv_memory_bytes: int
 
+    def __str__(self) -> str:
+        """For people."""
+        return f"{self.name} on {self.device}" + ("" if self.role == "full" else f" ({self.role})")
+
 
 def executor_specs(config: Config) -> list[ExecutorSpec]:
     """In the order of their numbers; one on engine.device unless several are asked for."""

@@ -32,7 +32,8 @@ T = TypeVar("T")
 
 
 class Instance(msgspec.Struct, frozen=True, kw_only=True):
-    """What is published about a server. `endpoints`: "supervisor" and "gwN.client" to ipc addresses.
+    """What is published about a server. `endpoints`: "supervisor" and "gwN.client" to ipc addresses; `executors`: their
+    roles.
 
     Rewritten by the supervisor whenever a child comes up or goes down; a gateway that is down has no endpoint.
     """
@@ -43,6 +44,7 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     run_dir: str
     endpoints: dict[str, str] = {}
     pids: dict[str, int] = {}
+    executors: dict[str, str] = {}
 
 
 def base_dir() -> Path:

@@ -11,6 +11,7 @@ from aiohttp import web
 from epicycle import __version__
 from epicycle.actors.gateway.core import Core
 from epicycle.actors.gateway.errors import ApiError
+from epicycle.transport.executors import executor_specs
 
 
 def add_routes(router: web.UrlDispatcher, core: Core) -> None:
@@ -26,7 +27,8 @@ def add_routes(router: web.UrlDispatcher, core: Core) -> None:
 
     async def version(_request: web.Request) -> web.Response:
         config = hashlib.sha256(msgspec.json.encode(core.config)).hexdigest()[:16]
-        return _json({"version": __version__, "config": config, **_engine_facts(core)})
+        told = {"version": __version__, "config": config, "executors": _executors(core), **_engine_facts(core)}
+        return _json(told)
 
     router.add_get("/v1/models", models)
     router.add_get("/v1/models/{id:.+}", model)
@@ -60,6 +62,10 @@ def describe(core: Core) -> dict[str, Any]:
             "defaults": msgspec.to_builtins(core.served.defaults),
         }
     return card
+
+
+def _executors(core: Core) -> list[dict[str, str]]:
+    return [{"name": spec.name, "role": spec.role, "device": spec.device} for spec in executor_specs(core.config)]
 
 
 def _engine_facts(core: Core) -> dict[str, Any]:
