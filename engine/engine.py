@@ -19,6 +19,7 @@ from epicycle.engine.errors import EngineError
 from epicycle.engine.exits import registry as exits
 from epicycle.engine.flash_attention import FlashParts, load_flash
 from epicycle.engine.graph_runner import PlainRunner, RunCounters
+from epicycle.engine.host_pages import make_mover
 from epicycle.engine.kernels.plain import PlainOps
 from epicycle.engine.kernels.tiled import TiledOps
 from epicycle.engine.models.base import LoopedModel
@@ -33,6 +34,7 @@ from epicycle.engine.sampling import MAX_ALTERNATIVES
 from epicycle.engine.setup import (
     PROMPT_CHUNK_TOKENS,
     attention_of,
+    host_pages,
     make_layout,
     make_ops,
     make_slots,
@@ -50,7 +52,7 @@ from epicycle.engine.slots import MAX_LOGIT_BIAS, MAX_STOP_IDS, SlotTable
 from epicycle.engine.tick import EagerTick, Tick
 from epicycle.engine.tick_backend import plain_backend
 from epicycle.engine.tick_inputs import Ladder
-from epicycle.kvstore.plan import PoolPlan
+from epicycle.kvstore.plan import GIB, PoolPlan
 from epicycle.kvstore.reserve import pages_for
 from epicycle.transport.config import EngineConfig
 from epicycle.transport.wire.columns import I32, pack
@@ -84,6 +86,7 @@ class Engine:
         self.rule_entry = exits.RULES[self.rule_name]
         self.rule = exits.load(self.rule_name, rule_setup(options, files, self.spec, self.device))
         self._row_tile = row_tile
+        self._mover = make_mover(pool, host_pages(options, pool))
         kind = options.tick if options.tick != "auto" else "eager" if self.device.type == "cpu" else "device"
         self._has_device_tick = kind == "device"
         self._most_prompt_rows = most_prompt_rows(options, self.device)
@@ -158,6 +161,7 @@ class Engine:
             tick,
             slots,
             self.pool,
+            self._mover,
             epoch=epoch,
             slot_count=self.plan.slots,
             loops=self.spec.loops,
@@ -253,6 +257,11 @@ class Engine:
         if ends[0].reason != "length" or tokens != outputs:
             raise EngineError("canary_failed", f"the start-up request ended with {ends[0]}, {tokens} tokens")
 
+    def _plan_lines(self) -> list[str]:
+        pages = self._mover.total_pages
+        host = f"host pages for preempted requests: {pages:,} = {pages * self.plan.page_bytes / GIB:.2f} GiB"
+        return [self.plan.line(), host, *([self.capture.line()] if self.capture else [])]
+
     def capabilities(self) -> Capabilities:
         """The facts the others validate and account by."""
         facts, entry = self.pool.facts, self.rule_entry
@@ -280,7 +289,7 @@ class Engine:
             run_ahead_ticks=self.options.run_ahead_ticks if self._has_device_tick else 1,
             fingerprint=weights_fingerprint(self.files, weights=source, seed=self.options.random_seed),
             versions=[f"torch {torch.__version__}", f"python {platform.python_version()}"],
-            plan_line="; ".join([self.plan.line(), *([self.capture.line()] if self.capture else [])]),
+            plan_line="; ".join(self._plan_lines()),
             max_logprobs=MAX_ALTERNATIVES,
             max_stop_ids=MAX_STOP_IDS,
             max_logit_bias=MAX_LOGIT_BIAS,
@@ -288,4 +297,5 @@ class Engine:
             graphs=self.capture.graphs if self.capture else 0,
             graph_bytes=self.capture.bytes if self.capture else 0,
             graph_ms=round(self.capture.seconds * 1e3) if self.capture else 0,
+            host_pages=self._mover.total_pages,
         )

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from epicycle.engine.tick import PromptScores, Samples
 from epicycle.transport.tick_counters import TickCounters
 from epicycle.transport.token_columns import TokenColumns
-from epicycle.transport.wire.columns import I32, pack
+from epicycle.transport.wire.columns import F32, I32, pack
 from epicycle.transport.wire.output import Fin, PrefixHit, PromptLogprobs, TokenBatch
-from epicycle.transport.wire.plan import StepReport
+from epicycle.transport.wire.plan import Join, StepReport
 
 Message = TokenBatch | PromptLogprobs | PrefixHit | Fin
 
@@ -37,20 +38,51 @@ class Outbox:
     counters: TickCounters = field(default_factory=TickCounters)
     moved: dict[int, tuple[int, int]] = field(default_factory=dict)
     freed: list[tuple[int, int]] = field(default_factory=list)
+    saved: list[tuple[int, int, int]] = field(default_factory=list)  # slot, gen, positions that hold anything
     columns: dict[int, TokenColumns] = field(default_factory=dict)
     prompts: dict[int, list[PromptLogprobs | PrefixHit]] = field(default_factory=dict)
     ends: dict[int, list[Fin]] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
-        return not (self.is_report_due or self.moved or self.freed or self.columns or self.prompts or self.ends)
+        return not (self._has_report or self.columns or self.prompts or self.ends)
+
+    @property
+    def _has_report(self) -> bool:
+        return bool(self.is_report_due or self.moved or self.freed or self.saved)
 
     def clear(self) -> None:
         """Drop everything not yet taken; the counters stay."""
-        self.moved, self.freed, self.columns, self.prompts, self.ends = {}, [], {}, {}, {}
+        self.moved, self.freed, self.saved = {}, [], []
+        self.columns, self.prompts, self.ends = {}, {}, {}
 
-    def tokens_of(self, gateway: int) -> TokenColumns:
-        return self.columns.setdefault(gateway, TokenColumns())
+    def add_hit(self, join: Join, tokens: int) -> None:
+        self.prompts.setdefault(join.gateway, []).append(PrefixHit(self.epoch, join.rid, tokens))
+
+    def add_scores(self, join: Join, scores: PromptScores) -> None:
+        message = PromptLogprobs(
+            epoch=self.epoch,
+            rid=join.rid,
+            first=scores.first,
+            k=scores.k,
+            logprobs=pack(F32, scores.logprobs),
+            top_ids=pack(I32, scores.top_ids),
+            top_logprobs=pack(F32, scores.top_logprobs),
+        )
+        self.prompts.setdefault(join.gateway, []).append(message)
+
+    def add_token(self, join: Join, index: int, samples: Samples, place: int) -> None:
+        """Output `index` of a request, sampled in `place`."""
+        columns, k = self.columns.setdefault(join.gateway, TokenColumns()), join.sampling.logprobs
+        columns.rids.append(join.rid)
+        columns.first_index.append(index)
+        columns.tokens.append(samples.tokens[place])
+        columns.exit_depths.append(samples.depths[place])
+        columns.logprob_k.append(k)
+        if k >= 0:
+            columns.logprobs.append(samples.logprobs[place])
+            columns.top_ids.extend(samples.top_ids[place][:k])
+            columns.top_logprobs.extend(samples.top_logprobs[place][:k])
 
     def take(self) -> StepOutput:
         """Everything since the last call."""
@@ -59,7 +91,7 @@ class Outbox:
             to_gateways.setdefault(gateway, []).append(columns.pack(self.epoch))
         for gateway, ends in self.ends.items():
             to_gateways.setdefault(gateway, []).extend(ends)
-        report = self._report() if self.is_report_due or self.moved or self.freed else None
+        report = self._report() if self._has_report else None
         self.clear()
         self.is_report_due = False
         return StepOutput(report, to_gateways)
@@ -74,5 +106,8 @@ class Outbox:
             tokens=pack(I32, [tokens for _, tokens in self.moved.values()]),
             freed_slots=pack(I32, [slot for slot, _ in self.freed]),
             freed_gens=pack(I32, [gen for _, gen in self.freed]),
+            saved_slots=pack(I32, [slot for slot, _, _ in self.saved]),
+            saved_gens=pack(I32, [gen for _, gen, _ in self.saved]),
+            saved_tokens=pack(I32, [tokens for _, _, tokens in self.saved]),
             **self.counters.report_fields(),
         )

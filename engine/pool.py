@@ -42,6 +42,10 @@ class KvPool:
         """Layer 0's first cell of the zero page; plus any layer's shift it stays in that page."""
         return self.zero_page * self.facts.slots_per_page * self.page_tokens
 
+    def pages_of(self, held: Tensor) -> Tensor:
+        """`k` or `v` by pages: [pages + 1, S, page_tokens, kv_heads, head_dim]."""
+        return held.view(self.pages + 1, self.facts.slots_per_page, *held.shape[1:])
+
     def layer_cells(self, layer: int) -> int:
         """What to add to a layer-0 cell to get to `layer` (same page, plane and offset)."""
         return layer * self.page_tokens

@@ -9,38 +9,27 @@ only when the last tick that may touch them is complete. It must not know socket
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
+import msgspec
 import torch
 
-from epicycle.engine.errors import TickError
+from epicycle.engine.flight import Flight, Launched
+from epicycle.engine.host_pages import PageMover
 from epicycle.engine.outbox import Outbox, StepOutput
 from epicycle.engine.pool import KvPool
-from epicycle.engine.route import Chunk, PromptQueue, Resident, TickWork
+from epicycle.engine.route import PromptQueue, Resident, TickWork
+from epicycle.engine.shelf import Shelf
 from epicycle.engine.slots import SlotTable, sampling_params
-from epicycle.engine.tick import PromptScores, Samples, Tick, Ticket, TickResult
+from epicycle.engine.tick import PromptScores, Samples, Tick, TickResult
 from epicycle.engine.tick_planner import TickPlanner
 from epicycle.engine.upload import upload
-from epicycle.transport.wire.columns import F32, I32, pack, unpack_list
-from epicycle.transport.wire.output import Fin, PrefixHit, PromptLogprobs
-from epicycle.transport.wire.plan import Evict, Grow, Join, Plan
+from epicycle.transport.wire.columns import I32, unpack_list
+from epicycle.transport.wire.output import Fin
+from epicycle.transport.wire.plan import Drop, Evict, Grow, Join, Plan, Resume
 
-WAIT_STEP_S = 2e-5  # between two looks at a tick that isn't complete
-WAIT_S = 0.25  # the longest wait of one call of `tick`
-LOST_TICK_S = 120.0  # a tick that isn't complete after so long never will be
+PREEMPT = "preempt"  # the reason of an Evict that saves the row
 POOL_WARNING = "the KV pool ran dry: output ends early; serve with more KV memory or fewer slots"
-
-
-@dataclass(frozen=True, slots=True)
-class _Launched:
-    """A tick on its way, with the chunks whose last loop it runs. Chunks change when launched, so depths are kept."""
-
-    ticket: Ticket
-    work: TickWork
-    finished: list[Chunk]
-    prompt_depths: set[int]
 
 
 class Pump:
@@ -55,6 +44,7 @@ class Pump:
         tick: Tick,
         slots: SlotTable,
         pool: KvPool,
+        mover: PageMover,
         *,
         epoch: int,
         slot_count: int,
@@ -75,12 +65,8 @@ class Pump:
         self._run_ahead_ticks = run_ahead_ticks
         self._poison = poison
         self._clock = clock
-        self._sleep = sleep
-        self._flight: deque[_Launched] = deque()
-        self._launched = 0  # ticks so far
-        self._harvested = 0
-        self._waited_s = 0.0  # for the oldest tick on its way
-        self._leaving: deque[tuple[int, int, int]] = deque()  # (ticks to wait for, slot, gen)
+        self._flight = Flight(sleep)
+        self._shelf = Shelf(slots, mover, pool.page_tokens)
         self._residents: dict[int, Resident] = {}
         self._last_gens: dict[int, int] = {}  # by slot
         self._prompts = PromptQueue(pool.facts.serial_prompts, tick.most_chunks)
@@ -91,16 +77,20 @@ class Pump:
     # Plans
 
     def apply(self, plan: Plan) -> None:
-        """Evicts, grows, joins, knobs. A plan of another epoch, and what names a slot or gen not there, is dropped."""
+        """In the order that `Plan` says. A plan of another epoch is dropped, and what names a slot or gen not there."""
         if plan.epoch != self._out.epoch:
             self.counters.stale_messages += 1
             return
+        for drop in plan.drops:
+            self._drop(drop)
         for evict in plan.evicts:
             self._evict(evict)
         for grow in plan.grows:
             self._grow(grow)
         for join in plan.joins:
             self._join(join)
+        for resume in plan.resumes:
+            self._resume(resume)
         self._planner.ordered_rows = plan.knobs.prompt_chunk_tokens or self._planner.ordered_rows
         self._out.plan_seq = plan.seq
         self._out.is_report_due = True
@@ -110,21 +100,23 @@ class Pump:
         for resident in list(self._residents.values()):
             self._release(resident)
         self._last_gens.clear()
-        self._leaving.clear()
+        self._flight.forget_slots()
+        self._shelf.clear()
         self._out.clear()
         self._out.control_epoch = control_epoch
         self._out.plan_seq = 0
         self._out.is_report_due = True
 
     def has_work(self) -> bool:
-        """A row could run now, a tick is on its way, or something waits to be collected."""
-        return bool(self._flight) or not self._out.is_empty or self._prompts.can_run() or bool(self._runnable())
+        """A row could run now, a tick or a copy is on its way, or something waits to be collected."""
+        is_moving = len(self._flight) > 0 or self._flight.is_leaving or self._shelf.is_busy
+        return is_moving or not self._out.is_empty or self._prompts.can_run() or bool(self._runnable())
 
     def tick(self) -> None:
         """Launch a tick of every row that may run; a no-op where none can.
 
-        Waits, for at most `WAIT_S`, only where as many ticks are on their way as may be, or nothing can be launched
-        before one of them is complete. Raises TickError for a tick that the device never finishes.
+        Waits, for at most `flight.WAIT_S`, only where as many ticks are on their way as may be, or nothing can be
+        launched before one of them is complete. Raises TickError for a tick that the device never finishes.
         """
         self._harvest_complete()
         if len(self._flight) >= self._run_ahead_ticks and not self._wait():
@@ -135,6 +127,8 @@ class Pump:
             self._harvest_complete()
         elif self._flight:
             self._wait()
+        elif self._shelf.is_busy or self._flight.is_leaving:
+            self._flight.pause()
 
     def collect(self) -> StepOutput:
         """What has completed since the last call; never waits."""
@@ -143,14 +137,8 @@ class Pump:
 
     def _wait(self) -> bool:
         """Give the oldest tick time to become complete and harvest it; False where it isn't by then."""
-        ticket, until_s = self._flight[0].ticket, self._waited_s + WAIT_S
-        while not ticket.is_complete():
-            if self._waited_s >= LOST_TICK_S:
-                raise TickError("lost_tick", f"a tick is not complete {LOST_TICK_S} s after its launch")
-            if self._waited_s >= until_s:
-                return False
-            self._sleep(WAIT_STEP_S)
-            self._waited_s += WAIT_STEP_S
+        if not self._flight.wait():
+            return False
         self._harvest_complete()
         return True
 
@@ -166,36 +154,19 @@ class Pump:
         for chunk in finished:
             if chunk.ends_prompt and chunk.resident.join.sampling.max_tokens > 0:
                 chunk.resident.start_decoding()
-        self._launched += 1
-        self._flight.append(_Launched(ticket, work, finished, depths))
+        self._flight.add(Launched(ticket, work, finished, depths))
 
     def _harvest_complete(self) -> None:
-        while self._flight and self._flight[0].ticket.is_complete():
-            launched = self._flight.popleft()
-            self._harvested += 1
-            self._waited_s = 0.0
+        while (launched := self._flight.take()) is not None:
             result = launched.ticket.result()
-            self._count(launched, result)
+            launched.count(self.counters, result)
             self._harvest(launched, result)
-            while self._leaving and self._leaving[0][0] <= self._harvested:
-                self._out.freed.append(self._leaving.popleft()[1:])
-
-    def _count(self, launched: _Launched, result: TickResult) -> None:
-        counters, work = self.counters, launched.work
-        rows = sum(1 for loops in result.ran if loops) * work.loops
-        depths = launched.prompt_depths | {loops - 1 for loops in result.ran if loops}
-        counters.ticks += work.loops
-        counters.decode_row_loops += rows
-        counters.prompt_row_loops += work.prompt_rows
-        counters.rows_in_ticks += rows + work.prompt_rows
-        counters.mixed_depth_ticks += len(depths) > 1
+        if self._shelf.is_busy or self._flight.is_leaving:
+            self._turn_shelf()
 
     def _join(self, join: Join) -> None:
-        is_stale = join.gen <= self._last_gens.get(join.slot, -1)
-        if is_stale or join.slot in self._residents or not 0 <= join.slot < self._slot_count:
-            self.counters.stale_messages += 1
+        if not self._may_enter(join.slot, join.gen):
             return
-        self._last_gens[join.slot] = join.gen
         prompt, pages = unpack_list(I32, join.prompt), unpack_list(I32, join.pages)
         assert join.limit_tokens <= len(pages) * self._pool.page_tokens, "a lease needs the pages of its positions"
         # The last prompt token is always computed: its state is what the first output is sampled from.
@@ -218,8 +189,16 @@ class Pump:
         self._prompts.add(resident)
         self.counters.prompt_tokens += len(prompt)
         if cached:
-            hit = PrefixHit(self._out.epoch, join.rid, cached)
-            self._out.prompts.setdefault(join.gateway, []).append(hit)
+            self._out.add_hit(join, cached)
+
+    def _may_enter(self, slot: int, gen: int) -> bool:
+        """The slot is empty, and a row of this gen is news; it is counted where not."""
+        is_stale = gen <= self._last_gens.get(slot, -1)
+        if is_stale or slot in self._residents or not 0 <= slot < self._slot_count:
+            self.counters.stale_messages += 1
+            return False
+        self._last_gens[slot] = gen
+        return True
 
     def _grow(self, grow: Grow) -> None:
         resident = self._find(grow.slot, grow.gen)
@@ -237,8 +216,51 @@ class Pump:
 
     def _evict(self, evict: Evict) -> None:
         resident = self._find(evict.slot, evict.gen)
-        if resident is not None:
+        if resident is None:
+            return
+        if evict.reason == PREEMPT:
+            self._prompts.drop(resident.slot)
+            self._tick.drop(resident.slot)
+            self._shelf.park(resident, unpack_list(I32, evict.host_pages), self._flight.launched)
+        else:
             self._end(resident, evict.reason, message=evict.message)
+
+    def _resume(self, resume: Resume) -> None:
+        """A saved row goes on in another slot and other pages, once those have been filled."""
+        if not self._may_enter(resume.slot, resume.gen):
+            return
+        row = self._shelf.take(resume.rid)
+        if row is None:
+            self.counters.stale_messages += 1
+            return
+        resident, pages = row.resident, unpack_list(I32, resume.pages)
+        assert resume.limit_tokens <= len(pages) * self._pool.page_tokens, "a lease needs the pages of its positions"
+        join = msgspec.structs.replace(
+            resident.join, slot=resume.slot, gen=resume.gen, pages=resume.pages, limit_tokens=resume.limit_tokens
+        )
+        resident.come_back(join, pages)
+        self._slots.join(join, unpack_list(I32, join.prompt), resident.params)
+        self._slots.append_pages(join.slot, 0, pages)
+        self._spoil(pages[resume.attached_pages :])
+        self._residents[join.slot] = resident
+        self._shelf.bring_back(row, unpack_list(I32, resume.host_pages), resume.attached_pages)
+
+    def _drop(self, drop: Drop) -> None:
+        row = self._shelf.take(drop.rid)
+        if row is None:
+            self.counters.stale_messages += 1
+        else:
+            self._say_end(row.resident, drop.reason, message=drop.message)
+
+    def _turn_shelf(self) -> None:
+        saved, back = self._shelf.advance(self._flight.harvested)
+        self._out.freed += self._flight.free_slots()
+        for resident in saved:
+            self._release(resident)
+            self._out.saved.append((resident.slot, resident.join.gen, resident.begun_tokens))
+        for resident in back:
+            if not resident.is_decoding:
+                self._prompts.add(resident)
 
     def _find(self, slot: int, gen: int) -> Resident | None:
         resident = self._residents.get(slot)
@@ -249,7 +271,7 @@ class Pump:
 
     # Results
 
-    def _harvest(self, launched: _Launched, result: TickResult) -> None:
+    def _harvest(self, launched: Launched, result: TickResult) -> None:
         """Bring the host's accounts up to date, then pass on what was scored and sampled."""
         for resident, ran, leaves in zip(launched.work.decode, result.ran, result.leaves, strict=True):
             if not ran or not self._is_resident(resident):
@@ -282,16 +304,7 @@ class Pump:
         if not scores.is_finite:
             self._fail(resident, f"prompt token {scores.first}", self._loops)
         elif scores.logprobs:
-            message = PromptLogprobs(
-                epoch=self._out.epoch,
-                rid=resident.join.rid,
-                first=scores.first,
-                k=scores.k,
-                logprobs=pack(F32, scores.logprobs),
-                top_ids=pack(I32, scores.top_ids),
-                top_logprobs=pack(F32, scores.top_logprobs),
-            )
-            self._out.prompts.setdefault(resident.join.gateway, []).append(message)
+            self._out.add_scores(resident.join, scores)
 
     def _pass_samples(self, samples: Samples) -> None:
         for place, resident in enumerate(samples.residents):
@@ -305,16 +318,7 @@ class Pump:
 
     def _emit(self, resident: Resident, samples: Samples, place: int) -> None:
         """Append one token to its gateway's batch, and count it."""
-        columns, k = self._out.tokens_of(resident.join.gateway), resident.join.sampling.logprobs
-        columns.rids.append(resident.join.rid)
-        columns.first_index.append(resident.outputs)
-        columns.tokens.append(samples.tokens[place])
-        columns.exit_depths.append(samples.depths[place])
-        columns.logprob_k.append(k)
-        if k >= 0:
-            columns.logprobs.append(samples.logprobs[place])
-            columns.top_ids.extend(samples.top_ids[place][:k])
-            columns.top_logprobs.extend(samples.top_logprobs[place][:k])
+        self._out.add_token(resident.join, resident.outputs, samples, place)
         if not resident.outputs:
             resident.first_token_s = self._clock()
         resident.outputs += 1
@@ -332,7 +336,7 @@ class Pump:
 
     def _after_step(self, resident: Resident) -> None:
         """A row at the end of its lease waits for growth, or ends where the pool has no more to give."""
-        if resident.is_starved and not resident.is_final:
+        if resident.is_starved and not (resident.is_final or resident.is_parked):
             self.counters.starved_latency += 1  # once a stall: how many ticks it lasts is not the row's doing
         self._end_if_dry(resident)
 
@@ -348,6 +352,14 @@ class Pump:
 
     def _end(self, resident: Resident, reason: str, *, code: str = "", message: str = "", warning: str = "") -> None:
         """Send the request's terminal and free its slot."""
+        self._say_end(resident, reason, code=code, message=message, warning=warning)
+        self._release(resident)
+        self._flight.leave(resident.slot, resident.join.gen, self._shelf.abandon(resident))
+        self._out.freed += self._flight.free_slots()
+
+    def _say_end(
+        self, resident: Resident, reason: str, *, code: str = "", message: str = "", warning: str = ""
+    ) -> None:
         now_s = self._clock()
         first_s = resident.first_token_s or now_s
         fin = Fin(
@@ -363,11 +375,6 @@ class Pump:
             decode_ms=(now_s - first_s) * 1e3,
         )
         self._out.ends.setdefault(resident.join.gateway, []).append(fin)
-        self._release(resident)
-        if self._harvested == self._launched:
-            self._out.freed.append((resident.slot, resident.join.gen))
-        else:
-            self._leaving.append((self._launched, resident.slot, resident.join.gen))
 
     def _release(self, resident: Resident) -> None:
         self._prompts.drop(resident.slot)

@@ -30,6 +30,7 @@ class Resident:
     loops_done: int = 0  # of the token being decoded
     outputs: int = 0
     is_final: bool = False  # the pool has no more pages for it
+    is_parked: bool = False  # on its way off the device, or back
     first_token_s: float = 0.0
     max_loops: int
     is_fixed_depth: bool  # every token takes `max_loops`: nothing that a tick finds out can change it
@@ -43,9 +44,14 @@ class Resident:
         return self.join.slot
 
     @property
+    def begun_tokens(self) -> int:
+        """Positions that hold anything: a token between two loops has written some of its planes."""
+        return self.written_tokens + (self.loops_done > 0)
+
+    @property
     def may_run(self) -> bool:
         """A decode row that the next tick should take, as far as the host can tell."""
-        if not self.is_decoding or self.is_starved:
+        if not self.is_decoding or self.is_parked or self.is_starved:
             return False
         if not self.is_fixed_depth:
             return True
@@ -70,6 +76,12 @@ class Resident:
             self.planned_loops = 0
             self.planned_written += 1
             self.planned_outputs += 1
+
+    def come_back(self, join: Join, pages: list[int]) -> None:
+        """It has a slot and a page table again, after it has been away."""
+        self.join, self.pages, self.limit_tokens = join, pages, join.limit_tokens
+        self.planned_loops, self.planned_written = self.loops_done, self.written_tokens
+        self.planned_outputs = self.outputs
 
     @property
     def is_starved(self) -> bool:

@@ -7,6 +7,7 @@ must not know how ticks are run.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from epicycle.engine.kernels.triton_ops import TritonOps
 
 CPU_KV_BYTES = 512 << 20
+MOST_HOST_KV_BYTES = 4 << 30  # where it isn't configured: pinned at start on a GPU
 PROMPT_CHUNK_TOKENS = {"cpu": 64, "cuda": 512}
 IDLE_CHUNK_TOKENS = {"cpu": 64, "cuda": 2048}  # where few rows decode
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -141,6 +143,13 @@ def plan_engine_pool(
             fixed_bytes=fixed,
         )
     )
+
+
+def host_pages(options: EngineConfig, pool: KvPool) -> int:
+    """How many pages host memory holds for rows that are taken off the device: never more than the pool has."""
+    machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    most_bytes = options.host_kv_bytes or min(MOST_HOST_KV_BYTES, machine_bytes // 4)
+    return min(pool.pages, most_bytes // pool.facts.page_bytes)
 
 
 def make_slots(

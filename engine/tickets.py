@@ -14,6 +14,7 @@ from torch import Tensor
 from epicycle.engine.errors import TickError
 from epicycle.engine.route import Resident
 from epicycle.engine.tick import PromptScores, Samples, TickResult
+from epicycle.engine.upload import download
 
 _SAMPLE_COLUMNS = 5  # candidate, token, depth, is finite, is stop
 
@@ -27,7 +28,7 @@ class Reports:
     top_logprobs: Tensor
 
     def copied(self) -> Reports:
-        return Reports(_to_host(self.logprob), _to_host(self.top_ids), _to_host(self.top_logprobs))
+        return Reports(download(self.logprob), download(self.top_ids), download(self.top_logprobs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class ScoreParts:
 
     def add(self, logprob: Tensor, top_ids: Tensor, top_logprobs: Tensor, is_finite: Tensor) -> None:
         """One more piece, from here on its way to the host."""
-        self.parts.append((_to_host(logprob), _to_host(top_ids), _to_host(top_logprobs), _to_host(is_finite)))
+        self.parts.append((download(logprob), download(top_ids), download(top_logprobs), download(is_finite)))
 
     def read(self) -> PromptScores:
         for logprob, top_ids, top_logprobs, is_finite in self.parts:
@@ -76,8 +77,8 @@ class ResultColumns:
 
     def to_host(self, decode_rows: int, candidates: int) -> tuple[Tensor, Tensor | None]:
         """Copies on their way to the host: [2, decode_rows], and [1 + 5 M] where there are candidates."""
-        flags = _to_host(self.of_rows(decode_rows)).view(2, decode_rows)
-        return flags, _to_host(self.of_samples(candidates)) if candidates else None
+        flags = download(self.of_rows(decode_rows)).view(2, decode_rows)
+        return flags, download(self.of_samples(candidates)) if candidates else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +134,3 @@ def record(device: torch.device) -> torch.cuda.Event | None:
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record()
     return event
-
-
-def _to_host(values: Tensor) -> Tensor:
-    """A copy on the host, complete when the tick is."""
-    if values.device.type != "cuda":
-        return values.clone()
-    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-    return host.copy_(values, non_blocking=True)

@@ -129,6 +129,12 @@ class Ledger:
         self._rows[owner].extend(taken)
         return tuple(taken)
 
+    def trim(self, owner: Hashable, pages: int) -> None:
+        """Keep the first `pages` of the owner's table and let go of the rest."""
+        table = self._rows.get(owner, [])
+        self._let_go(table[pages:])
+        del table[pages:]
+
     def release(self, owner: Hashable) -> None:
         """Close the owner's table. Unknown owners are ignored, so a second release does nothing."""
         self._let_go(self._rows.pop(owner, ()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from epicycle.kvstore.errors import PoolShort
-from epicycle.kvstore.ledger import Census, Ledger
+from epicycle.kvstore.ledger import Census, Hold, Ledger
 from epicycle.kvstore.prefix_index import Chain, PrefixIndex
 
 
@@ -21,6 +21,7 @@ class PagePool:
         self.index = PrefixIndex(self.ledger)
         self._reserve_pages = reserve_pages
         self._chains: dict[Hashable, Chain] = {}
+        self._parked: dict[Hashable, tuple[int, tuple[int, ...]]] = {}  # hold and table of rows being copied out
 
     @property
     def total_pages(self) -> int:
@@ -96,13 +97,24 @@ class PagePool:
 
     def publish(self, owner: Hashable) -> None:
         """The owner's full prompt pages hold what their keys say: others may share them from now on."""
-        self.index.publish(self._chains[owner], self.ledger.pages_of(owner))
+        if owner not in self._parked:  # else it is listed when it leaves
+            self.index.publish(self._chains[owner], self.ledger.pages_of(owner))
+
+    def park(self, owner: Hashable) -> None:
+        """The owner's pages are being copied out: they stay as they are, counted as snapshotting, until `release`."""
+        table = self.ledger.pages_of(owner)
+        self._parked[owner] = self.ledger.hold(Hold.SNAPSHOT, table), table
+        self.ledger.release(owner)
 
     def release(self, owner: Hashable, *, has_prompt: bool) -> tuple[bytes, ...]:
         """Close the owner's table. `has_prompt`: its prompt was computed whole. Returns the owner's keys."""
         chain = self._chains.pop(owner)
-        self.index.close(chain, self.ledger.pages_of(owner) if has_prompt else ())
-        self.ledger.release(owner)
+        hold, table = self._parked.pop(owner, (None, self.ledger.pages_of(owner)))
+        self.index.close(chain, table if has_prompt else ())
+        if hold is None:
+            self.ledger.release(owner)
+        else:
+            self.ledger.drop(hold)
         return tuple(chain.keys)
 
     def reset(self) -> int:

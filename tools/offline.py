@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from epicycle.engine.engine import Engine
 from epicycle.kvstore.page_pool import PagePool
 from epicycle.kvstore.prefix_keys import chain_keys, chain_root
-from epicycle.kvstore.reserve import ReserveRule, lifetime_pages, require_fits_ever
+from epicycle.kvstore.reserve import ReserveRule, lifetime_pages, pages_for, require_fits_ever
+from epicycle.kvstore.snapshots import Snapshots
 from epicycle.transport.wire.columns import F32, I32, U16, U64, pack, unpack
 from epicycle.transport.wire.output import Fin, PrefixHit, PromptLogprobs, ToGateway, TokenBatch
-from epicycle.transport.wire.plan import Grow, Join, Plan, StepReport
+from epicycle.transport.wire.plan import Evict, Grow, Join, Plan, Resume, StepReport
 from epicycle.transport.wire.request import LoopBounds, Sampling
 
 Clock = Callable[[], float]
@@ -61,13 +62,15 @@ class Reply:
 
 @dataclass(kw_only=True)
 class Resident:
-    """A request in its slot; `life_pages` are set aside for it, `held_pages` are in its table."""
+    """A request in its slot, or saved; `life_pages` are set aside for it, `held_pages` are in its table."""
 
+    rid: int
     request: Request
     gen: int
     life_pages: int
     held_pages: int
     has_prompt: bool = False
+    saved_tokens: int = 0  # positions that hold anything, while it is saved
 
 
 class Offline:
@@ -89,6 +92,8 @@ class Offline:
         self.pump = engine.new_pump(epoch=1)
         self.pool = PagePool(engine.plan.total_pages)
         self.hit_tokens = 0  # prompt tokens that were not computed
+        self.preemptions = 0
+        self.attached_pages = 0  # of resumed requests: pages found in the cache instead of being copied back
         self._prefix_cache = prefix_cache
         self._clock = clock
         self._page_tokens = engine.pool.page_tokens
@@ -97,6 +102,10 @@ class Offline:
         self._free_slots = list(reversed(range(engine.plan.slots)))
         self._residents: dict[int, Resident] = {}  # by slot
         self._waiting: deque[tuple[int, Request]] = deque()
+        self._snapshots = Snapshots(engine.capabilities().host_pages)
+        self._leaving: set[int] = set()  # slots whose rows are on their way out
+        self._saved: dict[int, Resident] = {}  # by rid
+        self._evicts: list[Evict] = []
         self._replies: dict[int, Reply] = {}
         self._ended: list[Reply] = []
         self._grows: list[Grow] = []
@@ -130,10 +139,12 @@ class Offline:
     def step(self) -> bool:
         """Admit what fits, run a tick, take what is complete; False when nothing is left to do."""
         grows, self._grows = self._grows, []
-        joins = self._admit()
-        if joins or grows:
+        evicts, self._evicts = self._evicts, []
+        joins, resumes = self._admit()
+        if joins or grows or evicts or resumes:
             self._seq += 1
-            self.pump.apply(Plan(epoch=1, seq=self._seq, joins=joins, grows=grows))
+            plan = Plan(epoch=1, seq=self._seq, joins=joins, grows=grows, evicts=evicts, resumes=resumes)
+            self.pump.apply(plan)
         self.pump.tick()
         output = self.pump.collect()
         now_s = self._clock()
@@ -142,6 +153,7 @@ class Offline:
         if output.report is not None:
             self._publish(output.report)
             self._free(output.report)
+            self._take_saved(output.report)
             self._grow(output.report)
         return bool(self._replies)
 
@@ -157,8 +169,27 @@ class Offline:
                 limit_tokens = resident.held_pages * self._page_tokens
                 self._grows.append(Grow(slot=slot, gen=resident.gen, pages=b"", limit_tokens=limit_tokens))
 
-    def _admit(self) -> list[Join]:
+    def preempt(self, choose: Callable[[Sequence[int]], int]) -> None:
+        """Take one resident off the device with the next step; `choose` picks one of the slots that may be taken.
+
+        It comes back as soon as there is room, before whoever waits.
+        """
+        slots = [slot for slot in self._residents if slot not in self._leaving]
+        slots = [slot for slot in slots if self._residents[slot].held_pages <= self._snapshots.free_pages]
+        if not slots:
+            return
+        slot = choose(slots)
+        resident = self._residents[slot]
+        host_pages = self._snapshots.begin(resident.rid, resident.held_pages)
+        self._leaving.add(slot)
+        self._grows = [grow for grow in self._grows if grow.slot != slot]
+        self._evicts.append(Evict(slot, resident.gen, "preempt", host_pages=pack(I32, host_pages)))
+        self.pool.park(slot)
+        self.preemptions += 1
+
+    def _admit(self) -> tuple[list[Join], list[Resume]]:
         joins: list[Join] = []
+        resumes: list[Resume] = []
         committed = sum(resident.life_pages for resident in self._residents.values())
         while self._waiting and self._free_slots:
             rid, request = self._waiting[0]
@@ -167,15 +198,41 @@ class Offline:
                 break
             committed += pages
             self._waiting.popleft()
-            joins.append(self._join(rid, request, pages))
-        return joins
+            if rid in self._saved:
+                resumes.append(self._resume(self._saved.pop(rid)))
+            else:
+                joins.append(self._join(rid, request, pages))
+        return joins, resumes
+
+    def _resume(self, resident: Resident) -> Resume:
+        slot, request = self._free_slots.pop(), resident.request
+        self._gens[slot] += 1
+        resident.gen = self._gens[slot]
+        self._residents[slot] = resident
+        keys = self._keys(request)
+        table = self.pool.claim(slot, resident.held_pages, keys, resident.saved_tokens // self._page_tokens)
+        attached = self.pool.hits_of(slot)
+        self.attached_pages += attached
+        host_pages = self._snapshots.pages_of(resident.rid)
+        self._snapshots.drop(resident.rid)
+        return Resume(
+            rid=resident.rid,
+            slot=slot,
+            gen=resident.gen,
+            pages=pack(I32, table),
+            limit_tokens=resident.held_pages * self._page_tokens,
+            attached_pages=attached,
+            host_pages=pack(I32, host_pages[attached:]),
+        )
 
     def _join(self, rid: int, request: Request, life_pages: int) -> Join:
         slot = self._free_slots.pop()
         self._gens[slot] += 1
         prompt_tokens = len(request.prompt)
         pages = self._rule.first_pages(prompt_tokens, request.most_tokens)
-        self._residents[slot] = Resident(request=request, gen=self._gens[slot], life_pages=life_pages, held_pages=pages)
+        self._residents[slot] = Resident(
+            rid=rid, request=request, gen=self._gens[slot], life_pages=life_pages, held_pages=pages
+        )
         keys = self._keys(request)
         table = self.pool.claim(slot, pages, keys, self._most_hits(request))
         return Join(
@@ -210,11 +267,25 @@ class Offline:
                 resident.has_prompt = True
                 self.pool.publish(slot)
 
+    def _take_saved(self, report: StepReport) -> None:
+        """Rows that have been saved wait at the head of the queue."""
+        columns = zip(unpack(I32, report.saved_slots), unpack(I32, report.saved_tokens), strict=True)
+        for slot, tokens in columns:
+            resident = self._residents.pop(slot)
+            resident.saved_tokens = tokens
+            resident.has_prompt = tokens >= len(resident.request.prompt)
+            self._snapshots.complete(resident.rid, pages_for(tokens, self._page_tokens))
+            self.pool.release(slot, has_prompt=resident.has_prompt)
+            self._leaving.discard(slot)
+            self._free_slots.append(slot)
+            self._saved[resident.rid] = resident
+            self._waiting.appendleft((resident.rid, resident.request))
+
     def _grow(self, report: StepReport) -> None:
         """Lease more to the rows whose leases run low; what they may ever need was set aside when they joined."""
         for slot, written in zip(unpack(I32, report.slots), unpack(I32, report.tokens), strict=True):
             resident = self._residents.get(slot)
-            if resident is None:
+            if resident is None or slot in self._leaving:
                 continue
             request, held = resident.request, resident.held_pages
             more = self._rule.growth_pages(written, held, len(request.prompt), request.most_tokens)
@@ -257,5 +328,8 @@ class Offline:
 
     def _free(self, report: StepReport) -> None:
         for slot in unpack(I32, report.freed_slots):
-            self.pool.release(slot, has_prompt=self._residents.pop(slot).has_prompt)
+            resident = self._residents.pop(slot)
+            self.pool.release(slot, has_prompt=resident.has_prompt)
+            self._snapshots.drop(resident.rid)
+            self._leaving.discard(slot)
             self._free_slots.append(slot)

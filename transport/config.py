@@ -67,6 +67,9 @@ class EngineConfig(Section, frozen=True):
     kv_layout: Annotated[str, doc("last_exited, shared, or budgeted:K")] = "last_exited"
     pack_recurrent_planes: Annotated[bool, doc("slot-exact pages; false: the rectangular twin")] = True
     kv_memory_bytes: Annotated[int, doc("bytes of the KV pool; 0: automatic")] = 0
+    host_kv_bytes: Annotated[
+        int, doc("host memory for KV of preempted requests; 0: as the pool, at most 4 GiB or a quarter of the machine")
+    ] = 0
     exit_rule: Annotated[str, doc("early-exit rule; empty: the model's default")] = ""
     loops: Annotated[int, doc("serve with this depth instead of the model's; 0: the model's")] = 0
     prompt_chunk_tokens: Annotated[int, doc("prompt rows per tick, shared by the prompts in flight; 0: automatic")] = 0
@@ -243,6 +246,7 @@ RULES: tuple[Rule, ...] = (
     _between("engine.context_tokens", 0, 1 << 24),
     _between("engine.page_tokens", 1, 1024),
     _between("engine.kv_memory_bytes", 0, 1 << 50),
+    _between("engine.host_kv_bytes", 0, 1 << 50),
     _between("engine.loops", 0, 1024),
     _between("engine.prompt_chunk_tokens", 0, 1 << 16),
     _between("engine.cpu_threads", 1, 1024),

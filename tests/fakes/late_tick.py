@@ -49,10 +49,12 @@ class LateTick:
         self._tick.drop(slot)
 
 
-def late_pump(engine: Engine, asks: int, clock: Callable[[], float] = lambda: 0.0) -> tuple[Pump, LateTick]:
+def late_pump(
+    engine: Engine, asks: int, clock: Callable[[], float] = lambda: 0.0, epoch: int = EPOCH
+) -> tuple[Pump, LateTick]:
     """A pump of `engine` over a late device tick."""
     slots = engine.new_slots()
     tensors = make_tensors(slots, Ladder.of(engine.plan.slots, engine.chunk_tokens))
     backend = plain_backend(engine.model, engine.pool, tensors, engine.rule, engine.rule_entry)
     tick = LateTick(DeviceTick(engine.model, tensors, backend, PlainRunner()), asks)
-    return engine.make_pump(slots, tick, EPOCH, clock), tick
+    return engine.make_pump(slots, tick, epoch, clock), tick

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from epicycle.engine import pump as pump_module
+from epicycle.engine import flight
 from epicycle.engine.engine import Engine
 from epicycle.engine.errors import TickError
 from epicycle.transport.wire.columns import I32, pack, unpack_list
@@ -144,8 +144,8 @@ class TestSlots:
 
 
 def test_a_tick_that_never_completes_ends_the_pump(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pump_module, "LOST_TICK_S", 0.01)
-    monkeypatch.setattr(pump_module, "WAIT_S", 0.004)
+    monkeypatch.setattr(flight, "LOST_TICK_S", 0.01)
+    monkeypatch.setattr(flight, "WAIT_S", 0.004)
     engine = engine_of(folder, 1)
     serving = Serving(engine, late_pump(engine, 1 << 60)[0])
     serving.submit(Ask(PROMPT, GREEDY))

@@ -47,6 +47,7 @@ class Capabilities(Wire, frozen=True):
     graphs: int = 0  # captured at start
     graph_bytes: int = 0
     graph_ms: int = 0  # that capturing took
+    host_pages: int = 0  # pages' worth of host memory for preempted rows
 
 
 class Hello(Wire, frozen=True, tag=40):

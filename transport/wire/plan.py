@@ -53,10 +53,12 @@ class Grow(Wire, frozen=True):
 
 
 class Evict(Wire, frozen=True):
-    """Take (slot, gen) off the device. `reason`: cancelled, deadline, shutdown. Already gone: ignored.
+    """Take (slot, gen) off the device. `reason`: cancelled, deadline, shutdown, or preempt. Already gone: ignored.
 
     The executor emits Fin with that reason, unless the Evict `is_silent` (the request will run again), and reports the
-    slot freed.
+    slot freed. A preempted row is saved instead: its pages are copied to the host pages `host_pages` (I32, one for each
+    page of its table), its state stays with the executor under its rid, and the report lists the slot as saved once
+    slot and pages may be used again. It may end before that.
     """
 
     slot: int
@@ -64,6 +66,31 @@ class Evict(Wire, frozen=True):
     reason: str = "cancelled"
     message: str = ""
     is_silent: bool = False
+    host_pages: bytes = b""
+
+
+class Resume(Wire, frozen=True):
+    """Give `slot` (generation `gen`) to the saved request `rid`, which goes on where it was.
+
+    `pages` (I32) is its page table; the first `attached_pages` hold what they should, those behind them are copied back
+    from `host_pages` (I32, as many as hold anything). Positions below `limit_tokens` may be written.
+    """
+
+    rid: int
+    slot: int
+    gen: int
+    pages: bytes
+    limit_tokens: int
+    attached_pages: int = 0
+    host_pages: bytes = b""
+
+
+class Drop(Wire, frozen=True):
+    """End the saved request `rid`: the executor forgets it and emits Fin with `reason`. Not saved here: ignored."""
+
+    rid: int
+    reason: str = "cancelled"
+    message: str = ""
 
 
 class Knobs(Wire, frozen=True):
@@ -75,8 +102,8 @@ class Knobs(Wire, frozen=True):
 class Plan(Wire, frozen=True, tag=10):
     """One coalesced difference. `epoch` is the executor's, `seq` grows by one for each Plan sent.
 
-    Order of application: evicts, then grows, then joins. `control_epoch` is the sender's: what a dead control left in
-    the link may arrive after its successor's Reset, and is dropped.
+    Order of application: drops, evicts, grows, joins, resumes. `control_epoch` is the sender's: what a dead control
+    left in the link may arrive after its successor's Reset, and is dropped.
     """
 
     epoch: int
@@ -86,6 +113,8 @@ class Plan(Wire, frozen=True, tag=10):
     evicts: list[Evict] = []
     knobs: Knobs = Knobs()
     control_epoch: int = 0
+    resumes: list[Resume] = []
+    drops: list[Drop] = []
 
 
 class Reset(Wire, frozen=True, tag=11):
@@ -98,8 +127,9 @@ class Reset(Wire, frozen=True, tag=11):
 class StepReport(Wire, frozen=True, tag=12):
     """What the executor has completed. Columns `slots`, `gens`, `tokens` (I32) list the rows that moved since the last
     report: `tokens` counts positions that hold KV or are in flight. `freed_*` list slots whose last tick is done: their
-    pages may be used again. The counters are totals since the epoch began. `failed` names transfers that this side
-    can't complete, each once; their rows stay until control evicts them.
+    pages may be used again. `saved_*` list rows that have been saved, with the positions that hold anything: their
+    slots and pages may be used again as well. The counters are totals since the epoch began. `failed` names transfers
+    that this side can't complete, each once; their rows stay until control evicts them.
     """
 
     epoch: int
@@ -123,6 +153,9 @@ class StepReport(Wire, frozen=True, tag=12):
     generated_tokens: int = 0
     rows_per_tick: bytes = b""  # U64: ticks by their rows, one count for each bound and one for more
     failed: list[TransferFailure] = []
+    saved_slots: bytes = b""  # I32, and so are the next two
+    saved_gens: bytes = b""
+    saved_tokens: bytes = b""
 
 
 ToExecutor = Plan | Reset
