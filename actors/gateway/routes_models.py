@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from typing import Any
 
@@ -9,6 +10,7 @@ import msgspec
 from aiohttp import web
 
 from epicycle import __version__
+from epicycle.actors.build_facts import commit_at_start, host
 from epicycle.actors.gateway.core import Core
 from epicycle.actors.gateway.errors import ApiError
 from epicycle.transport.executors import executor_specs
@@ -27,8 +29,8 @@ def add_routes(router: web.UrlDispatcher, core: Core) -> None:
 
     async def version(_request: web.Request) -> web.Response:
         config = hashlib.sha256(msgspec.json.encode(core.config)).hexdigest()[:16]
-        told = {"version": __version__, "config": config, "executors": _executors(core), **_engine_facts(core)}
-        return _json(told)
+        build = {"version": __version__, "commit": await asyncio.to_thread(commit_at_start), "config": config}
+        return _json({**build, "host": host(), "executors": _executors(core), **_engine_facts(core)})
 
     router.add_get("/v1/models", models)
     router.add_get("/v1/models/{id:.+}", model)
