@@ -1,6 +1,7 @@
 """Makes the three synthetic traces that ship in tools/traces: chat, tool-agent, long-context.
 
     python -m epicycle.tools.make_traces [DIR]
+    python -m epicycle.tools.make_traces --crowd 64 20 DIR    # crowd.jsonl: so many conversations of so many turns
 
 They fit the embedded models' context of 1,024 tokens. Everything follows from one seed, so the files can be made again
 bit by bit.
@@ -8,9 +9,11 @@ bit by bit.
 
 from __future__ import annotations
 
+import argparse
 import random
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from epicycle.transport.trace_rows import TraceRow, encode_row
@@ -33,9 +36,15 @@ AFTERWARDS = (
 
 
 def main(argv: list[str]) -> int:
-    folder = Path(argv[0]) if argv else SHIPPED
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, default=SHIPPED, metavar="DIR")
+    parser.add_argument("--crowd", nargs=2, type=int, metavar=("CONVERSATIONS", "TURNS"))
+    arguments = parser.parse_args(argv)
+    made, folder = TRACES, arguments.folder
+    if arguments.crowd:
+        made = {"crowd": partial(crowd, *arguments.crowd)}
     folder.mkdir(parents=True, exist_ok=True)
-    for name, make in TRACES.items():
+    for name, make in made.items():
         rows = sorted(make(random.Random(f"{SEED} {name}")), key=lambda row: row.timestamp or 0.0)
         (folder / f"{name}.jsonl").write_bytes(b"".join(map(encode_row, rows)))
         print(f"{name}: {len(rows)} rows of {len({row.session_id for row in rows})} conversations")
@@ -107,6 +116,20 @@ def long_context(draw: random.Random) -> Iterator[TraceRow]:
                 block_size=16,
                 input_length=16 * (len(blocks) + len(own)) - draw.randint(0, 15),
                 output_length=draw.randint(8, 24),
+            )
+
+
+def crowd(conversations: int, turns: int, draw: random.Random) -> Iterator[TraceRow]:
+    """As many conversations as asked for, all alike, with tools that take 100 to 500 ms: a load on the client."""
+    for person in range(conversations):
+        for turn in range(turns):
+            yield TraceRow(
+                request_id=f"crowd-{person}-{turn}",
+                session_id=f"crowd-{person}",
+                input_length=draw.randint(16, 32),
+                output_length=16,
+                message_mode="delta",
+                tool_wait_ms=round(draw.uniform(100, 500), 1) if turn else 0.0,
             )
 
 

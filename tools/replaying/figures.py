@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from epicycle.tools.bench_stats import percentiles
 from epicycle.tools.replaying.observed import Observed, RequestRecord
 
+PERCENTILES = (50, 90, 99)
 EXACT = 1 << 16
 BIN = 1.005  # widths of bins once values are too many to keep: half a per cent
 LEAST_MS = 1e-3
@@ -50,11 +50,10 @@ class Values:
         """p50, p90, p99, mean, max and count; only the count of nothing."""
         if not self.count:
             return {"count": 0}
-        if self._bins:
-            cut = {f"p{share}": self._binned(share / 100) for share in (50, 90, 99)} | {"count": self.count}
-        else:
-            cut = percentiles(self._exact)
-        return cut | {"mean": self.total / self.count, "max": self.most}
+        shares = [share / 100 for share in PERCENTILES]
+        values = [self._binned(one) for one in shares] if self._bins else np.quantile(self._exact, shares).tolist()
+        named = {f"p{share}": value for share, value in zip(PERCENTILES, values, strict=True)}
+        return {"count": self.count, **named, "mean": self.total / self.count, "max": self.most}
 
     def curve(self) -> list[tuple[float, float]]:
         """Points (value, share at most that) for a picture."""

@@ -54,7 +54,7 @@ class Timeline:
         lane.spans.append((record.first_token_ms, record.end_ms, DECODE, f"{record.tokens_out} tokens out"))
 
     def lanes(self) -> list[Lane]:
-        return list(self._lanes.values())
+        return [self._lanes[name] for name in sorted(self._lanes)]
 
 
 def render(summary: dict[str, Any], figures: Figures, spans: Timeline) -> str:
@@ -107,7 +107,7 @@ def _latency_table(summary: dict[str, Any]) -> str:
     for name, cuts in [*summary["latency"].items(), ("schedule_lag_ms", summary["schedule_lag_ms"])]:
         cells = "".join(f"<td>{short(cuts[cut]) if cut in cuts else '-'}</td>" for cut in ("p50", "p90", "p99", "max"))
         label = name.removesuffix("_ms").replace("_", " ")
-        label = label.upper() if len(label) == 4 else label
+        label = label if " " in label else label.upper()
         rows += f"<tr><td>{label}</td><td>{cuts['count']:,.0f}</td>{cells}</tr>"
     return f"<table>{rows}</table>"
 

@@ -11,6 +11,7 @@ from html import escape
 
 WIDTH, HEIGHT = 640, 260
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 12, 44
+NAMES = 104  # left of a timeline's lanes
 COLOURS = ("#2f6fb3", "#c4552d", "#3a8f5c", "#8a5aa8")
 Point = tuple[float, float]
 Scale = Callable[[float], float]
@@ -72,12 +73,12 @@ def timeline(lanes: Sequence[Lane], x_label: str) -> str:
     height = TOP + BOTTOM + lane_px * len(lanes)
 
     def x_of(value: float) -> float:
-        return LEFT + (value - begin) / (last - begin) * (WIDTH - LEFT - RIGHT)
+        return NAMES + (value - begin) / (last - begin) * (WIDTH - NAMES - RIGHT)
 
     body = ""
     for number, lane in enumerate(lanes):
         y = TOP + number * lane_px
-        body += _text(LEFT - 4, y + lane_px - 3, lane.name[-9:], "end", size=min(10, lane_px))
+        body += _text(NAMES - 4, y + lane_px - 3, _end_of(lane.name), "end", size=min(8, lane_px))
         for start, end, colour, title in lane.spans:
             width = max(0.8, x_of(end) - x_of(start))
             place = f'x="{x_of(start):.1f}" y="{y + 1}" width="{width:.1f}" height="{lane_px - 2}"'
@@ -88,6 +89,10 @@ def timeline(lanes: Sequence[Lane], x_label: str) -> str:
         body += _text(x_of(value), height - BOTTOM + 16, f"{short((value - begin) / 1e3)} s", anchor)
     body += _text((LEFT + WIDTH - RIGHT) / 2, height - 8, x_label, "middle")
     return _svg(height, body)
+
+
+def _end_of(name: str) -> str:
+    return name if len(name) <= 24 else f"…{name[-23:]}"
 
 
 def nothing() -> str:
