@@ -35,6 +35,7 @@ from epicycle.tools.floors import Floors, rates_of
 from epicycle.tools.local_server import local_server
 from epicycle.tools.progress import progress
 
+PROFILE_SEED = 0
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -51,12 +52,13 @@ Run = Callable[[Load, RunOrder], RunResult]
 
 
 class Served(msgspec.Struct, frozen=True):
-    """What runs a workload's loads, and the facts of it that figures need."""
+    """What runs a workload's loads, and the facts of it that figures need. `profile` tells where the time goes."""
 
     run: Run
     device: str
     dtype: str
     plan: str = ""
+    profile: Callable[[Workload], dict[str, Any]] | None = None
 
 
 def main(argv: list[str]) -> int:
@@ -85,6 +87,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--dtype", choices=("auto", *DTYPE_BYTES), help="default: the workload's")
     made.add_argument("--device", default="auto", help="auto, cpu, or cuda:N")
     made.add_argument("--repeats", type=at_least_one, help="timed runs of each workload; default: the file's")
+    made.add_argument(
+        "--profile", action="store_true", help="engine: tell the time of every kernel, in a run of its own"
+    )
     made.add_argument("--no-decode-window", action="store_true", help="engine: leave out the pass that only decodes")
     made.add_argument(
         "--beside", nargs="+", default=[], metavar="SIDE",
@@ -172,12 +177,23 @@ def bench_sides(
                 )
                 result = served.run(Load(load, spec, read.defaults.seed, side.left_out(workload)), order)
                 timed[side.name] += [result] if number else []
+        more = profile_of(served, workload, sides) if arguments.profile else {}
     terms = floor_terms(spec, served, arguments)
     found = {
         side.name: (bench_report.result_of(load, timed[side.name], *terms), timed[side.name][-1].records)
         for side, load in zip(sides, changed, strict=True)
     }
-    return {"options": options, "device": served.device, "dtype": served.dtype, "plan": served.plan}, found
+    about = {"options": options, "device": served.device, "dtype": served.dtype, "plan": served.plan}
+    return about | more, found
+
+
+def profile_of(served: Served, workload: Workload, sides: list[Side]) -> dict[str, Any]:
+    """Of the plain side's engine."""
+    if sides[0].options:
+        return {}
+    if served.profile is None:
+        raise WorkloadError("--profile needs --mode engine")
+    return {"profile": served.profile(workload)}
 
 
 def chosen_model(entry: ModelEntry, arguments: argparse.Namespace) -> ModelEntry:
@@ -216,6 +232,7 @@ def engine_side(options: dict[str, Any], arguments: argparse.Namespace) -> Itera
     from epicycle.engine.engine import Engine
     from epicycle.engine.hardware import device_name, give_back_memory
     from epicycle.tools.bench_engine import run_engine
+    from epicycle.tools.bench_profile import profile_windows
 
     give_back_memory()
     engine = Engine.load(read_options(options), progress())
@@ -227,6 +244,7 @@ def engine_side(options: dict[str, Any], arguments: argparse.Namespace) -> Itera
         device=device_name(facts.device),
         dtype=facts.dtype,
         plan=facts.plan_line,
+        profile=lambda workload: profile_windows(engine, workload, engine.spec, PROFILE_SEED),
     )
 
 

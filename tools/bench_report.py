@@ -64,6 +64,8 @@ def render(result: dict[str, Any]) -> str:
         lines += [_latency(label, name, figures[name]) for name in LATENCIES if figures[name]["count"]]
     counters = {name: value for name, value in median["counters"].items() if value}
     lines.append(f"  {'counters':22} " + ", ".join(f"{name} {value:,.6g}" for name, value in counters.items()))
+    if "profile" in result:
+        lines.append(render_profile(result["profile"]))
     for name, side in result.get("beside", {}).items():
         lines += ["  beside " + render(side).replace(result["workload"], name, 1), *_ratios(side)]
     return "\n".join(lines)
@@ -106,3 +108,17 @@ def _latency(label: str, name: str, cuts: dict[str, float]) -> str:
 def _number(value: object) -> float:
     assert isinstance(value, float)
     return value
+
+
+def render_profile(found: dict[str, Any]) -> str:
+    """Both windows of a profile as lines for people."""
+    lines = []
+    for name in ("prompts", "decode"):
+        told = found[name]
+        busy = 100 * told["kernel_ms"] / told["wall_ms"]
+        head = f"  profile of {name}, {found['streams']} streams: {told['wall_ms']:,.1f} ms"
+        lines.append(f"{head}, {busy:.1f} % of it in kernels")
+        for row in told["kernels"]:
+            name, share = row["kernel"][:48], 100 * row["share"]
+            lines.append(f"    {name:48} {row['calls']:8,} {row['ms']:10,.2f} ms {share:5.1f} %")
+    return "\n".join(lines)

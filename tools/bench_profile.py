@@ -1,0 +1,81 @@
+"""Where a workload's time goes on a GPU: its kernels' times while streams read their prompts, and while they decode.
+
+Owns the two windows and the table of kernels. A window is one wave of the workload's streams, a few tokens each: enough
+to see shares, and few enough launches to keep. It must not know what a kernel does.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from epicycle.engine.engine import Engine
+from epicycle.engine.models.spec import ModelSpec
+from epicycle.tools.bench_engine import as_request, streams_that_fit
+from epicycle.tools.bench_load import Load
+from epicycle.tools.bench_workload import Workload, WorkloadError
+from epicycle.tools.offline import Offline
+
+OUTPUT = 9  # tokens: one from the prompt, eight decoded
+MOST_KERNELS = 24
+_NAMES = re.compile(r"^void |^at::native::|<.*|\(.*")
+
+
+def profile_windows(engine: Engine, workload: Workload, spec: ModelSpec, seed: int) -> dict[str, Any]:
+    """`prompts` and `decode`, each as `window` tells. Raises WorkloadError where there is no GPU, or no streams."""
+    if engine.device.type != "cuda":
+        raise WorkloadError("--profile needs a GPU")
+    if workload.kind == "sessions":
+        raise WorkloadError(f"--profile: {workload.name} is made of conversations; profile a workload of streams")
+    load = Load(msgspec.structs.replace(workload, output=min(OUTPUT, workload.output)), spec, seed)
+    streams = streams_that_fit(engine, load)
+    for is_told in (False, True):  # the first time warms up
+        offline = Offline(engine)
+        replies = [offline.submit(as_request(load.stream(number), is_held=True)) for number in range(streams)]
+
+        def read_prompts(offline: Offline = offline, replies: Any = replies) -> None:
+            while not all(reply.tokens for reply in replies):
+                offline.step()
+
+        def decode(offline: Offline = offline) -> None:
+            offline.release_held()
+            while offline.step():
+                pass
+
+        if not is_told:
+            read_prompts()
+            decode()
+            continue
+        found = {"streams": streams, "prompts": window(read_prompts), "decode": window(decode)}
+    return found
+
+
+def window(work: Callable[[], None]) -> dict[str, Any]:
+    """Wall and kernel time of `work` in ms, and its kernels: name, calls, ms, share of the wall time."""
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        started_s = time.perf_counter()
+        work()
+        torch.cuda.synchronize()
+        wall_ms = 1e3 * (time.perf_counter() - started_s)
+    return table([(one.key, one.count, one.self_device_time_total / 1e3) for one in profiled.key_averages()], wall_ms)
+
+
+def table(kernels: list[tuple[str, int, float]], wall_ms: float) -> dict[str, Any]:
+    """Kernels (name, calls, ms) of one short name together, the longest first."""
+    groups: dict[str, list[float]] = {}
+    for name, calls, ms in kernels:
+        entry = groups.setdefault(_NAMES.sub("", name) or name, [0.0, 0.0])
+        entry[0] += calls
+        entry[1] += ms
+    longest = sorted(groups.items(), key=lambda item: -item[1][1])
+    rows = [
+        {"kernel": name, "calls": int(calls), "ms": ms, "share": ms / wall_ms} for name, (calls, ms) in longest if ms
+    ]
+    return {"wall_ms": wall_ms, "kernel_ms": sum(ms for _, _, ms in kernels), "kernels": rows[:MOST_KERNELS]}
