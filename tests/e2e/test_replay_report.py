@@ -15,18 +15,19 @@ from tests.e2e.test_replay import replayed, sessions, written
 from tests.fakes.replay import row
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-WIDTH, HEIGHT = 640, 2200
+WIDTH, HEIGHT = 640, 1800
 Pixel = tuple[int, int, int]
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="needs Chromium (apt-get install chromium): no report was looked at"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (apt-get install chromium): no report was looked at"),
+]
 
 
 def browse(page: Path, *words: str) -> str:
     command = [
-        str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
-        "--force-device-scale-factor=1", f"--user-data-dir={page.parent / 'profile'}",
+        str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+        "--hide-scrollbars", "--force-device-scale-factor=1", f"--user-data-dir={page.parent / 'profile'}",
         f"--window-size={WIDTH},{HEIGHT}", *words, page.as_uri(),
     ]  # fmt: skip
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout

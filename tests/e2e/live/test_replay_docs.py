@@ -19,6 +19,8 @@ PAGE = Path(__file__).parents[3] / "docs" / "replay.md"
 SERVED, ALONE = "http://127.0.0.1:8000", "zmq://"
 DEADLINE_S = 100.0
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def server(first_topology: str) -> Iterator[LiveServer]:
