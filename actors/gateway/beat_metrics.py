@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from epicycle.actors.gateway.metric_names import (
     ALIASES,
     FROM_BEATS,
+    HISTOGRAM_ALIASES,
     HISTOGRAMS_FROM_BEATS,
     PER_ACTOR,
     PREFIX,
@@ -25,9 +26,19 @@ Labels = tuple[tuple[str, str], ...]  # sorted by name
 Series = dict[Labels, float]  # of one name
 
 BUCKET = "_bucket"
+ALIAS_SUCCESS = "vllm:request_success_total"
 
 _KEY = re.compile(r"([a-z_]+)(?:\{(.*)\})?")
 _LABEL = re.compile(r'([a-z_]+)="([^"]*)"')
+
+
+_SUMMED = frozenset(
+    (
+        *FROM_BEATS,
+        *(name + BUCKET for name in HISTOGRAMS_FROM_BEATS),
+        *(total for total, _ in HISTOGRAMS_FROM_BEATS.values()),
+    )
+)
 
 
 def name_of(key: str) -> str:
@@ -37,8 +48,7 @@ def name_of(key: str) -> str:
 
 def is_known(key: str) -> bool:
     """Whether a beat's key has a line in the tables."""
-    name = name_of(key)
-    return name in FROM_BEATS or name in PER_ACTOR or name.removesuffix(BUCKET) in HISTOGRAMS_FROM_BEATS
+    return name_of(key) in (*_SUMMED, *PER_ACTOR)
 
 
 def beat_families(beats: Iterable[dict[str, float]], model_id: str) -> Iterator[Metric]:
@@ -47,19 +57,36 @@ def beat_families(beats: Iterable[dict[str, float]], model_id: str) -> Iterator[
     for name, (kind, text) in FROM_BEATS.items():
         yield family_of(PREFIX + name, kind, text, series[name])
     for name, (total, text) in HISTOGRAMS_FROM_BEATS.items():
-        yield _histogram(name, text, series[name + BUCKET], series[total])
-    model = ("model_name", model_id)
+        yield _histogram(PREFIX + name, text, series[name + BUCKET], series[total])
+    yield from _aliases(series, ("model_name", model_id))
+
+
+def _aliases(series: dict[str, Series], model: tuple[str, str]) -> Iterator[Metric]:
     for alias, name in ALIASES.items():
         shown = {tuple(sorted((*labels, model))): value for labels, value in series[name].items()}
         yield family_of(alias, FROM_BEATS[name][0], f"as {PREFIX}{name}", shown or {(model,): 0.0})
     for alias, name in SUMMED_ALIASES.items():
         summed: Series = {(model,): sum(series[name].values())}
         yield family_of(alias, FROM_BEATS[name][0], f"as {PREFIX}{name}, summed", summed)
+    for alias, name in HISTOGRAM_ALIASES.items():
+        total = HISTOGRAMS_FROM_BEATS[name][0]
+        yield _histogram(alias, f"as {PREFIX}{name}", series[name + BUCKET], series[total], (model,))
+    yield family_of(ALIAS_SUCCESS, "counter", "as requests_finished, by good ends", _good_ends(series, model))
+
+
+def _good_ends(series: dict[str, Series], model: tuple[str, str]) -> Series:
+    """vLLM names the reason otherwise, and counts bad ends elsewhere."""
+    ends: Series = {}
+    for labels, count in series["requests_finished_total"].items():
+        reason = dict(labels).get("reason", "")
+        if reason in ("stop", "length"):
+            key = tuple(sorted((("finished_reason", reason), model)))
+            ends[key] = ends.get(key, 0.0) + count
+    return ends
 
 
 def _sum_up(beats: Iterable[dict[str, float]]) -> dict[str, Series]:
-    names = (*FROM_BEATS, *(name + BUCKET for name in HISTOGRAMS_FROM_BEATS))
-    series: dict[str, Series] = {name: {} for name in names}
+    series: dict[str, Series] = {name: {} for name in _SUMMED}
     for beat in beats:
         for key, value in beat.items():
             match = _KEY.fullmatch(key)
@@ -81,22 +108,27 @@ def family_of(name: str, kind: str, text: str, series: Series) -> Metric:
     return family
 
 
-def _histogram(name: str, text: str, buckets: Series, sums: Series) -> Metric:
-    """Beats say how many fell into each bucket; Prometheus wants them cumulative, per set of the other labels."""
+def _histogram(name: str, text: str, buckets: Series, sums: Series, more: Labels = ()) -> Metric:
+    """Beats say how many fell into each bucket; Prometheus wants them cumulative, per set of the other labels.
+
+    `more` labels come on top.
+    """
     groups: dict[Labels, dict[str, float]] = {}
     for key, count in buckets.items():
         rest = tuple(pair for pair in key if pair[0] != "le")
         groups.setdefault(rest, {})[dict(key)["le"]] = count
     labels = sorted({label for rest in groups for label, _ in rest})
-    family = HistogramMetricFamily(f"{PREFIX}{name}", text, labels=labels)
+    family = HistogramMetricFamily(name, text, labels=[*labels, *(label for label, _ in more)])
+    values = [value for _, value in more]
     for rest, counts in sorted(groups.items()):
         total, cumulative = 0.0, []
         for bound in sorted(counts, key=_bound):
             total += counts[bound]
             cumulative.append((bound, total))
-        family.add_metric([dict(rest).get(label, "") for label in labels], cumulative, _sum_of(sums, rest))
+        own = [dict(rest).get(label, "") for label in labels]
+        family.add_metric([*own, *values], cumulative, _sum_of(sums, rest))
     if not groups:
-        family.add_metric([], [("+Inf", 0)], 0)
+        family.add_metric(values, [("+Inf", 0)], 0)
     return family
 
 

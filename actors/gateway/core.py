@@ -12,7 +12,7 @@ from epicycle.actors.gateway.errors import ApiError
 from epicycle.actors.gateway.generation import Generation
 from epicycle.actors.gateway.health_cache import HealthCache
 from epicycle.actors.gateway.links import ControlLinks
-from epicycle.actors.gateway.metrics import GatewayGauges, GatewayMetrics
+from epicycle.actors.gateway.metrics import GatewayMetrics
 from epicycle.actors.gateway.pieces import Sink
 from epicycle.actors.gateway.recording import Recording, make_recorder
 from epicycle.actors.gateway.request_trace import RequestTrace
@@ -73,20 +73,14 @@ class Core:
         return Generation(spec, sink, self.table, self.links, self.metrics, tokenizer, watchers)
 
     def counters(self) -> dict[str, float]:
-        """What this gateway's heartbeats add to the counters of the whole server."""
-        counts = self.table.counts
+        """What this gateway's heartbeats carry."""
+        counts, mine = self.table.counts, f'{{gateway="{self.name}"}}'
         counters: dict[str, float] = {
             f'stale_messages_total{{actor="{self.name}"}}': counts.other_epoch + counts.late_terminals,
             'send_again_total{link="submit"}': self.links.refused_sends,
+            f"gateway_in_flight{mine}": len(self.table),
+            f"gateway_unsent_cancels{mine}": self.links.waiting_cancels,
         }
         if self.recorder is not None:
             counters |= self.recorder.counters()
-        return counters | {f'rejections_total{{code="{code}"}}': n for code, n in self.metrics.rejections.items()}
-
-    def gauges(self) -> GatewayGauges:
-        return GatewayGauges(
-            name=self.name,
-            model_id=self.files.model_id,
-            in_flight=len(self.table),
-            waiting_cancels=self.links.waiting_cancels,
-        )
+        return counters | self.metrics.counters(self.name)

@@ -1,6 +1,8 @@
-"""The names on /metrics that other actors feed, in tables. To add a metric: count it in the actor that knows it, put it
-into that actor's `beat_facts().counters` under `name` or `name{label="value",...}`, and add its line here. Nothing
-else changes; a name that an actor sends and no table here knows fails tests/e2e/test_metrics.py.
+"""The names on /metrics, in tables. All of them travel with heartbeats, so that any gateway can show them all.
+
+To add a metric: count it in the actor that knows it, put it into that actor's `beat_facts().counters` under `name` or
+`name{label="value",...}`, and add its line here. Nothing else changes; a name that an actor sends and no table here
+knows fails tests/e2e/test_metrics.py.
 
 Values of one name and labels from several actors add up. Labels are the sender's business: executors label what is
 theirs (`executor="ex0"`), so that sums over labels stay the whole server's. The dashboard in docs/grafana and its test
@@ -15,6 +17,10 @@ PREFIX: Final = "epicycle_"
 
 # name -> (kind, help).
 FROM_BEATS: Final[dict[str, tuple[str, str]]] = {
+    "requests_finished_total": ("counter", "choices ended, by reason"),
+    "aborts_total": ("counter", "requests cut short, by cause"),
+    "gateway_in_flight": ("gauge", "sequences in flight at a gateway"),
+    "gateway_unsent_cancels": ("gauge", "cancels that a gateway couldn't send yet"),
     "requests_running": ("gauge", "requests that hold a slot"),
     "requests_waiting": ("gauge", "requests without a first token yet, by what they wait for"),
     "kv_pages": ("gauge", "pages of the KV pool by state"),
@@ -51,9 +57,16 @@ FROM_BEATS: Final[dict[str, tuple[str, str]]] = {
     "record_dropped_total": ("counter", "rows that --record didn't write: queue or disk full, or no token made"),
 }
 
-# Histograms of other actors: their beats carry `NAME_bucket{le="..."}`, each bucket's own count, not cumulative.
-# name -> (the counter in FROM_BEATS that holds the sum, help).
+# Histograms: beats carry `NAME_bucket{le="..."}`, each bucket's own count, not cumulative, and the sum by itself.
+# name -> (the name of the sum, help).
 HISTOGRAMS_FROM_BEATS: Final[dict[str, tuple[str, str]]] = {
+    "ttft_seconds": ("ttft_seconds_sum", "time to the first token"),
+    "itl_seconds": ("itl_seconds_sum", "time between a sequence's token messages"),
+    "e2e_seconds": ("e2e_seconds_sum", "time from acceptance of the body to the end"),
+    "queue_seconds": ("queue_seconds_sum", "time without a slot"),
+    "prefill_seconds": ("prefill_seconds_sum", "time from slot to first token"),
+    "decode_seconds": ("decode_seconds_sum", "time from first to last token"),
+    "loops_per_token": ("loops_per_token_sum", "loops run per generated token"),
     "rows_per_tick": ("rows_in_ticks_total", "rows of a tick"),
 }
 
@@ -77,7 +90,7 @@ ALIASES: Final[dict[str, str]] = {
 }
 # The same for sums over all labels.
 SUMMED_ALIASES: Final[dict[str, str]] = {"vllm:num_requests_waiting": "requests_waiting"}
-# And for histograms that gateways count.
+# And for histograms.
 HISTOGRAM_ALIASES: Final[dict[str, str]] = {
     "vllm:time_to_first_token_seconds": "ttft_seconds",
     "vllm:inter_token_latency_seconds": "itl_seconds",

@@ -1,7 +1,6 @@
-"""The metrics that a gateway counts itself, and the text of a scrape: its own, the beats' and health's.
+"""What a gateway counts itself, and the text of a scrape: its own counts, those of all beats, and health.
 
-Names that other actors feed stand in metric_names. With several gateways a scrape answers for the process it reached:
-everything a gateway counts itself carries the label `gateway`.
+Names stand in metric_names; everything a gateway counts itself carries the label `gateway`.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from epicycle.actors.gateway.beat_metrics import Series, beat_families, family_of
-from epicycle.actors.gateway.metric_names import HISTOGRAM_ALIASES, PER_ACTOR, PREFIX
+from epicycle.actors.gateway.metric_names import PER_ACTOR, PREFIX
 from epicycle.transport.wire.control import HealthReply
 from epicycle.transport.wire.output import Fin
 
@@ -25,7 +24,9 @@ ITL_BOUNDS_S = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 
 E2E_BOUNDS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 STAGE_BOUNDS_S = (0.001, 0.003, *E2E_BOUNDS_S)  # an idle server queues and prefills in a few milliseconds
 LOOPS_BOUNDS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-ALIAS_SUCCESS = "vllm:request_success"
+# Shown from the start, so that a rate has a beginning.
+END_REASONS = ("stop", "length")
+ABORT_CAUSES = ("client", "deadline", "shutdown", "slow_client")
 
 
 class Histogram:
@@ -40,15 +41,12 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
-    def family(self, name: str, text: str, labels: dict[str, str]) -> HistogramMetricFamily:
-        """Prometheus' cumulative form."""
-        total, buckets = 0, []
-        for bound, count in zip((*map(str, map(float, self._bounds)), "+Inf"), self._counts, strict=True):
-            total += count
-            buckets.append((bound, total))
-        family = HistogramMetricFamily(name, text, labels=list(labels))
-        family.add_metric(list(labels.values()), buckets, self._sum)
-        return family
+    def counters(self, name: str, labels: str) -> dict[str, float]:
+        """As a heartbeat carries it. `labels`: more of them, such as `gateway="gw0"`."""
+        bounds = (*map(str, map(float, self._bounds)), "+Inf")
+        counted = zip(bounds, self._counts, strict=True)
+        counters = {f'{name}_bucket{{{labels},le="{bound}"}}': float(count) for bound, count in counted}
+        return counters | {f"{name}_sum{{{labels}}}": self._sum}
 
 
 @dataclass
@@ -88,74 +86,51 @@ class GatewayMetrics:
         self.prefill.observe(fin.prefill_ms / 1e3)
         self.decode.observe(fin.decode_ms / 1e3)
 
+    def counters(self, gateway: str) -> dict[str, float]:
+        """All of it, as this gateway's heartbeats carry it."""
+        mine = f'gateway="{gateway}"'
+        finishes, aborts = Counter(dict.fromkeys(END_REASONS, 0)), Counter(dict.fromkeys(ABORT_CAUSES, 0))
+        finishes.update(self.finishes)
+        aborts.update(self.aborts)
+        counters = {f'requests_finished_total{{{mine},reason="{reason}"}}': float(n) for reason, n in finishes.items()}
+        counters |= {f'aborts_total{{cause="{cause}",{mine}}}': float(n) for cause, n in aborts.items()}
+        counters |= {f'rejections_total{{code="{code}"}}': float(n) for code, n in self.rejections.items()}
+        histograms = {
+            "ttft_seconds": self.ttft,
+            "itl_seconds": self.itl,
+            "e2e_seconds": self.e2e,
+            "queue_seconds": self.queue,
+            "prefill_seconds": self.prefill,
+            "decode_seconds": self.decode,
+            "loops_per_token": self.loops_per_token,
+        }
+        for name, histogram in histograms.items():
+            counters |= histogram.counters(name, mine)
+        return counters
 
-@dataclass(frozen=True)
-class GatewayGauges:
-    """What the rest of the gateway knows at the moment of a scrape."""
 
-    name: str
-    model_id: str
-    in_flight: int
-    waiting_cancels: int
-
-
-def exposition(counts: GatewayMetrics, gauges: GatewayGauges, reply: HealthReply | None) -> bytes:
-    """The Prometheus text of one scrape."""
+def exposition(model_id: str, gateway: str, counters: dict[str, float], reply: HealthReply | None) -> bytes:
+    """The Prometheus text of one scrape. `counters` are the answering gateway's own, newer than those of its beat."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Scrape(counts, gauges, reply))
+    registry.register(_Scrape(model_id, gateway, counters, reply))
     return generate_latest(registry)
 
 
 class _Scrape:
     """Meets prometheus_client's collector for the length of one scrape."""
 
-    def __init__(self, counts: GatewayMetrics, gauges: GatewayGauges, reply: HealthReply | None) -> None:
-        self._counts = counts
-        self._gauges = gauges
+    def __init__(self, model_id: str, gateway: str, counters: dict[str, float], reply: HealthReply | None) -> None:
+        self._model_id = model_id
+        self._gateway = gateway
+        self._counters = counters
         self._reply = reply
 
     def collect(self) -> Iterator[Metric]:
-        beats = [actor.counters for actor in self._reply.actors] if self._reply is not None else []
-        yield from beat_families(beats, self._gauges.model_id)
-        yield from self._own_counters()
-        yield from self._own_histograms()
+        actors = self._reply.actors if self._reply is not None else []
+        others = [actor.counters for actor in actors if actor.name != self._gateway]
+        yield from beat_families([self._counters, *others], self._model_id)
         if self._reply is not None:
             yield from _health_families(self._reply)
-
-    def _own_counters(self) -> Iterator[Metric]:
-        name = self._gauges.name
-        finished = CounterMetricFamily(f"{PREFIX}requests_finished", "choices ended", labels=["gateway", "reason"])
-        for reason in sorted({"stop", "length", *self._counts.finishes}):
-            finished.add_metric([name, reason], self._counts.finishes[reason])
-        aborts = CounterMetricFamily(f"{PREFIX}aborts", "requests cut short", labels=["gateway", "cause"])
-        for cause in sorted({"client", "deadline", "shutdown", "slow_client", *self._counts.aborts}):
-            aborts.add_metric([name, cause], self._counts.aborts[cause])
-        in_flight = GaugeMetricFamily(f"{PREFIX}gateway_in_flight", "sequences in flight here", labels=["gateway"])
-        in_flight.add_metric([name], self._gauges.in_flight)
-        cancels = GaugeMetricFamily(f"{PREFIX}gateway_unsent_cancels", "cancels not sent yet", labels=["gateway"])
-        cancels.add_metric([name], self._gauges.waiting_cancels)
-        yield from (finished, aborts, in_flight, cancels)
-        success = CounterMetricFamily(ALIAS_SUCCESS, "as requests_finished", labels=["finished_reason", "model_name"])
-        for reason in ("stop", "length"):
-            success.add_metric([reason, self._gauges.model_id], self._counts.finishes[reason])
-        yield success
-
-    def _own_histograms(self) -> Iterator[Metric]:
-        counts, labels = self._counts, {"gateway": self._gauges.name}
-        shown: dict[str, tuple[Histogram, str]] = {
-            "ttft_seconds": (counts.ttft, "time to the first token"),
-            "itl_seconds": (counts.itl, "time between a sequence's token messages"),
-            "e2e_seconds": (counts.e2e, "time from acceptance of the body to the end"),
-            "queue_seconds": (counts.queue, "time without a slot"),
-            "prefill_seconds": (counts.prefill, "time from slot to first token"),
-            "decode_seconds": (counts.decode, "time from first to last token"),
-            "loops_per_token": (counts.loops_per_token, "loops run per generated token"),
-        }
-        for name, (histogram, text) in shown.items():
-            yield histogram.family(PREFIX + name, text, labels)
-        labels["model_name"] = self._gauges.model_id
-        for alias, name in HISTOGRAM_ALIASES.items():
-            yield shown[name][0].family(alias, f"as {PREFIX}{name}", labels)
 
 
 def _health_families(reply: HealthReply) -> Iterator[Metric]:

@@ -40,7 +40,8 @@ def add_routes(router: web.UrlDispatcher, core: Core) -> None:
             reply = await core.health.ask(METRICS_MAX_AGE_S)
         except TimeoutError:
             reply = None  # the gateway's own numbers still stand
-        return web.Response(body=exposition(core.metrics, core.gauges(), reply), headers={"Content-Type": CONTENT_TYPE})
+        body = exposition(core.files.model_id, core.name, core.counters(), reply)
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
     router.add_get("/livez", livez)
     router.add_get("/readyz", readyz)

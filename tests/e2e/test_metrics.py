@@ -11,10 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from epicycle.actors.gateway.beat_metrics import beat_families, is_known
+from epicycle.actors.gateway.metrics import exposition
+from epicycle.transport.wire.control import ActorHealth
 from tests.e2e.client import Client
 from tests.fakes.stack import Stack
 
@@ -150,6 +153,26 @@ async def test_nothing_that_an_actor_counts_is_left_out(used: Stack) -> None:
 
     assert len(counters) > 30
     assert [] == [counter for counter in counters if not is_known(counter)]
+
+
+async def test_any_gateway_shows_what_the_others_count(stack: Stack) -> None:
+    async with Client(stack.base_url) as client:
+        await client.complete(max_tokens=3)
+        await client.complete(max_tokens=3)
+    mine = stack.gateway.core.counters()
+    theirs = {key.replace("gw0", "gw1"): value for key, value in mine.items()}
+    stale = {key: value + 99 for key, value in mine.items()}
+    actors = [
+        ActorHealth(name, 1, "ready", 1, 0, 0.0, 0.0, 0, 0, 0, counters=counters)
+        for name, counters in (("gw0", stale), ("gw1", theirs))
+    ]
+    reply = msgspec.structs.replace(stack.gateway_host.health_reply, actors=actors)
+    page = exposition("m", "gw0", mine, reply).decode()
+
+    for gateway in ("gw0", "gw1"):
+        assert f'epicycle_requests_finished_total{{gateway="{gateway}",reason="length"}} 2.0' in page
+        assert f'epicycle_ttft_seconds_count{{gateway="{gateway}"}} 2.0' in page
+    assert 'vllm:request_success_total{finished_reason="length",model_name="m"} 4.0' in page
 
 
 def test_labels_of_several_executors_keep_their_histograms_apart() -> None:
