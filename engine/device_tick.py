@@ -19,7 +19,7 @@ from epicycle.engine.frame import Frame
 from epicycle.engine.graph_runner import Part, RunCounters, Runner
 from epicycle.engine.logprobs import clean_rows, raw_logprobs, widen
 from epicycle.engine.models.base import LoopedModel
-from epicycle.engine.read_out import ReadOut, candidate_count, head_inputs
+from epicycle.engine.read_out import Candidates, ReadOut, candidate_count, head_inputs
 from epicycle.engine.route import Chunk, Resident, TickWork
 from epicycle.engine.sampling import SamplerSteps, steps_for
 from epicycle.engine.settle import TickTensors
@@ -28,6 +28,7 @@ from epicycle.engine.tick import SCORED_ROWS_AT_ONCE, PromptScores
 from epicycle.engine.tick_backend import TickBackend
 from epicycle.engine.tick_inputs import MOST_CHUNKS, Ladder, TickInputs, TickShape, samples_at_end
 from epicycle.engine.tickets import DeviceTicket, Reports, ResultColumns, ScoreParts, record
+from epicycle.engine.upload import upload
 
 _PLAIN = SamplerSteps(penalise=False, bias=False, hold_stops=False, draw=False, filter=False, alternatives=0)
 SAMPLED_PARTS = {
@@ -93,7 +94,7 @@ class DeviceTick:
             self._run_token(shape)
         else:
             self._run_loop(shape, has_prelude=self._has_prelude(work))
-        scores = self._score(work, shape)
+        scores = self._read_prompts(work, shape)
         reports = self._end(shape, due) if due.reads_out else None
         self._runner.count(work, shape)
         return self._ticket(work, shape, due, reports, scores)
@@ -106,10 +107,10 @@ class DeviceTick:
         may_leave = work.loops > 1 or any(row.may_leave for row in work.decode)
         has_coda = bool(self._model.spec.coda_layers) and any(chunk.depth + 1 == loops for chunk in work.chunks)
         ends = has_ends and any(chunk.depth + 1 == loops for chunk in work.chunks)
-        return _Due(has_ends, may_leave or ends or has_coda, self._steps(work))
+        steps = self._steps([*work.decode, *(chunk.resident for chunk in work.chunks)])
+        return _Due(has_ends, may_leave or ends or has_coda, steps)
 
-    def _steps(self, work: TickWork) -> SamplerSteps | None:
-        rows = [*work.decode, *(chunk.resident for chunk in work.chunks)]
+    def _steps(self, rows: list[Resident]) -> SamplerSteps | None:
         steps = steps_for(row.params for row in rows)
         wants_report = any(row.join.sampling.logprobs >= 0 for row in rows)
         edits = steps.penalise or steps.bias or steps.hold_stops or steps.draw
@@ -212,21 +213,56 @@ class DeviceTick:
         """Without coda layers only ends of prompts matter, and they have a table of their own."""
         return shape if self._model.spec.coda_layers else TickShape(shape.decode_rows, 0)
 
-    # Prompt scores, which are rare: outside graphs, and before tokens move their slots on
+    # Prompt scores and kept heads, which are rare: outside graphs, and before tokens move their slots on
 
-    def _score(self, work: TickWork, shape: TickShape) -> list[ScoreParts]:
-        """Row p of a chunk scores prompt token p + 1; the prompt's last row scores nothing."""
-        wanted = [
+    def _read_prompts(self, work: TickWork, shape: TickShape) -> list[ScoreParts]:
+        """Keep the heads of prompts that end, and score those whose logprobs are wanted."""
+        done = [
             (chunk, start)
             for chunk, start in _starts(work.chunks, shape.decode_rows)
-            if chunk.depth + 1 == self._slots.loops and chunk.resident.join.sampling.prompt_logprobs >= 0
+            if chunk.depth + 1 == self._slots.loops
         ]
-        if not wanted:
+        kept = [(chunk, start + chunk.count - 1) for chunk, start in done if chunk.keeps_head]
+        scored = [(chunk, start) for chunk, start in done if chunk.resident.join.sampling.prompt_logprobs >= 0]
+        if not kept and not scored:
             return []
-        _, x = head_inputs(self._model, self._tensors, self._frame(shape), self._backend.attention)
-        return [self._score_chunk(chunk, x[start : start + chunk.count]) for chunk, start in wanted]
+        states, x = head_inputs(self._model, self._tensors, self._frame(shape), self._backend.attention)
+        for chunk, row in kept:
+            self._slots.heads.store(chunk.resident.head_to, states[row], x[row])
+        return [self._score_chunk(chunk, x[start : start + chunk.count]) for chunk, start in scored]
+
+    @torch.inference_mode()
+    def launch_heads(self, residents: list[Resident]) -> DeviceTicket:
+        """As `launch`, outside graphs. At most MOST_CHUNKS residents."""
+        try:
+            return self._launch_heads(residents)
+        except RuntimeError as error:
+            raise TickError("device_failed", f"a tick can't be launched: {error}") from error
+
+    def _launch_heads(self, residents: list[Resident]) -> DeviceTicket:
+        slots, count = self._slots, len(residents)
+        numbers = [
+            range(count),
+            [resident.slot for resident in residents],
+            [resident.prompt_tokens - 1 for resident in residents],
+            [slots.loops] * count,
+            [resident.head_from for resident in residents],
+            [count],
+        ]
+        sent = upload([number for column in numbers for number in column], torch.int64, slots.device)
+        states, x = slots.heads.load(sent[4 * count : 5 * count])
+        found = Candidates(sent[: 4 * count].view(4, count), states, x, sent[-1:].to(torch.int32))
+        steps = self._steps(residents)
+        reports = None
+        if steps is None:
+            self._read_out.take_greedy(found)
+        else:
+            reports = self._read_out.take_sampled(found, steps)
+        flags, samples = self._tensors.results.to_host(0, count)
+        return self._ticket_of(0, list(residents), flags, samples, reports, [])
 
     def _score_chunk(self, chunk: Chunk, x: Tensor) -> ScoreParts:
+        """Row p of a chunk scores prompt token p + 1; the prompt's last row scores nothing."""
         resident, k = chunk.resident, chunk.resident.join.sampling.prompt_logprobs
         targets = self._slots.prompt[resident.slot, chunk.first + 1 : chunk.end + (not chunk.ends_prompt)]
         found = ScoreParts(PromptScores(resident, chunk.first + 1, k))
@@ -244,15 +280,19 @@ class DeviceTick:
         ends = [chunk.resident if samples_at_end(chunk, self._slots.loops) else None for chunk in work.chunks]
         candidates = candidate_count(shape.decode_rows, due.has_ends) if due.reads_out else 0
         flags, samples = self._tensors.results.to_host(shape.decode_rows, candidates)
-        return DeviceTicket(
-            decode_rows=len(work.decode),
-            candidates=[*work.decode, *padding, *ends],
-            flags=flags,
-            samples=samples,
-            reports=reports.copied() if reports is not None else None,
-            scores=scores,
-            event=record(self._slots.device),
-        )
+        return self._ticket_of(len(work.decode), [*work.decode, *padding, *ends], flags, samples, reports, scores)
+
+    def _ticket_of(
+        self,
+        decode_rows: int,
+        candidates: list[Resident | None],
+        flags: Tensor,
+        samples: Tensor | None,
+        reports: Reports | None,
+        scores: list[ScoreParts],
+    ) -> DeviceTicket:
+        copies = reports.copied() if reports is not None else None
+        return DeviceTicket(decode_rows, candidates, flags, samples, copies, scores, record(self._slots.device))
 
 
 def make_tensors(slots: SlotTable, ladder: Ladder) -> TickTensors:

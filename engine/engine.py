@@ -19,6 +19,7 @@ from epicycle.engine.errors import EngineError
 from epicycle.engine.exits import registry as exits
 from epicycle.engine.flash_attention import FlashParts, load_flash
 from epicycle.engine.graph_runner import PlainRunner, RunCounters
+from epicycle.engine.heads import HeadRows
 from epicycle.engine.host_pages import make_mover
 from epicycle.engine.kernels.plain import PlainOps
 from epicycle.engine.kernels.tiled import TiledOps
@@ -85,6 +86,7 @@ class Engine:
         self.rule_name = rule_name_of(options, files, self.spec)
         self.rule_entry = exits.RULES[self.rule_name]
         self.rule = exits.load(self.rule_name, rule_setup(options, files, self.spec, self.device))
+        self.heads = HeadRows(plan.slots, self.spec.hidden_size, pool.k.dtype, self.device)
         self._row_tile = row_tile
         self._mover = make_mover(pool, host_pages(options, pool))
         kind = options.tick if options.tick != "auto" else "eager" if self.device.type == "cpu" else "device"
@@ -220,6 +222,7 @@ class Engine:
             self.pool.zero_page,
             self.pool.k.dtype,
             self.device,
+            self.heads,
         )
 
     def _is_fixed_depth(self, exit_threshold: float) -> bool:

@@ -68,6 +68,7 @@ class Pump:
         self._flight = Flight(sleep)
         self._shelf = Shelf(slots, mover, pool.page_tokens)
         self._residents: dict[int, Resident] = {}
+        self._at_head: list[Resident] = []  # the next tick samples their first tokens from head rows
         self._last_gens: dict[int, int] = {}  # by slot
         self._prompts = PromptQueue(pool.facts.serial_prompts, tick.most_chunks)
         self._planner = TickPlanner(tick, self._prompts, loops, chunk_tokens)
@@ -109,7 +110,7 @@ class Pump:
 
     def has_work(self) -> bool:
         """A row could run now, a tick or a copy is on its way, or something waits to be collected."""
-        is_moving = len(self._flight) > 0 or self._flight.is_leaving or self._shelf.is_busy
+        is_moving = len(self._flight) > 0 or self._flight.is_leaving or self._shelf.is_busy or bool(self._at_head)
         return is_moving or not self._out.is_empty or self._prompts.can_run() or bool(self._runnable())
 
     def tick(self) -> None:
@@ -121,6 +122,8 @@ class Pump:
         self._harvest_complete()
         if len(self._flight) >= self._run_ahead_ticks and not self._wait():
             return
+        if self._at_head:
+            self._launch_heads()
         work = self._planner.next_work(self._runnable())
         if work.decode or work.chunks:
             self._launch(work)
@@ -152,9 +155,17 @@ class Pump:
             row.plan_loops(work.loops)
         finished = self._prompts.advance(work.chunks, self._loops)
         for chunk in finished:
-            if chunk.ends_prompt and chunk.resident.join.sampling.max_tokens > 0:
+            if chunk.ends_prompt and chunk.resident.samples:
                 chunk.resident.start_decoding()
         self._flight.add(Launched(ticket, work, finished, depths))
+
+    def _launch_heads(self) -> None:
+        """Rows whose prompts are in place take their first token, and decode from the next tick on."""
+        most = self._tick.most_chunks
+        residents, self._at_head = self._at_head[:most], self._at_head[most:]
+        for resident in residents:
+            resident.start_decoding()
+        self._flight.add(Launched(self._tick.launch_heads(residents), TickWork([], []), [], set()))
 
     def _harvest_complete(self) -> None:
         while (launched := self._flight.take()) is not None:
@@ -186,7 +197,12 @@ class Pump:
         self._slots.append_pages(join.slot, 0, pages)
         self._spoil(pages[join.prefix_tokens // self._pool.page_tokens :])
         self._residents[join.slot] = resident
-        self._prompts.add(resident)
+        if join.head_from >= 0:
+            assert join.prefix_tokens >= len(prompt), "a row starts at the head with its whole prompt in its pages"
+            resident.written_tokens = cached = len(prompt)
+            self._at_head.append(resident)
+        else:
+            self._prompts.add(resident)
         self.counters.prompt_tokens += len(prompt)
         if cached:
             self._out.add_hit(join, cached)
@@ -219,6 +235,8 @@ class Pump:
         if resident is None:
             return
         if evict.reason == PREEMPT:
+            while any(waiting is resident for waiting in self._at_head):
+                self._launch_heads()
             self._prompts.drop(resident.slot)
             self._tick.drop(resident.slot)
             self._shelf.park(resident, unpack_list(I32, evict.host_pages), self._flight.launched)
@@ -378,6 +396,7 @@ class Pump:
 
     def _release(self, resident: Resident) -> None:
         self._prompts.drop(resident.slot)
+        self._at_head = [waiting for waiting in self._at_head if waiting is not resident]
         self._tick.drop(resident.slot)
         # Whole pages of prompt may live on in the prefix cache; what lies behind them is nobody's now.
         self._spoil(resident.pages[resident.prompt_tokens // self._pool.page_tokens :])

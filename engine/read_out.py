@@ -134,13 +134,18 @@ class ReadOut:
 
     def greedy(self, frame: Frame, *, has_ends: bool) -> None:
         """The likeliest token of every row that is due one."""
-        found = self._line_up.candidates(frame, has_ends=has_ends)
+        self.take_greedy(self._line_up.candidates(frame, has_ends=has_ends))
+
+    def take_greedy(self, found: Candidates) -> None:
         tokens, is_finite = self._greedy(self._model.head(found.x, found.count), found.count)
         self._line_up.feed_back(found, tokens, is_finite)
 
     def sampled(self, frame: Frame, steps: SamplerSteps, *, has_ends: bool) -> Reports:
         """A token of every row that is due one, by all of `steps`."""
-        slots, found = self._slots, self._line_up.candidates(frame, has_ends=has_ends)
+        return self.take_sampled(self._line_up.candidates(frame, has_ends=has_ends), steps)
+
+    def take_sampled(self, found: Candidates, steps: SamplerSteps) -> Reports:
+        slots = self._slots
         _, to, positions, _ = found.columns.unbind(0)
         rows: SampleRows = slots.sampling.gather(to, positions + 1, slots.outputs[to], steps)
         sampled = sample(self._model.head(found.x, found.count), rows, steps)

@@ -49,6 +49,21 @@ class Resident:
         return self.written_tokens + (self.loops_done > 0)
 
     @property
+    def samples(self) -> bool:
+        """Its prompt is followed by tokens."""
+        return self.join.sampling.max_tokens > 0 and self.join.exports is None
+
+    @property
+    def head_to(self) -> int:
+        """The head row that keeps its prompt's end; -1 for none."""
+        return self.join.head_to if self.join.exports is None else self.slot
+
+    @property
+    def head_from(self) -> int:
+        """The head row that its first token is sampled from; -1 where its prompt is computed."""
+        return self.join.head_from if self.join.imports is None else self.slot
+
+    @property
     def may_run(self) -> bool:
         """A decode row that the next tick should take, as far as the host can tell."""
         if not self.is_decoding or self.is_parked or self.is_starved:
@@ -105,6 +120,11 @@ class Chunk:
     @property
     def ends_prompt(self) -> bool:
         return self.end == self.resident.prompt_tokens
+
+    @property
+    def keeps_head(self) -> bool:
+        """Once its last loop has run, its last row goes to a head row."""
+        return self.ends_prompt and self.resident.head_to >= 0
 
 
 @dataclass(frozen=True, slots=True)

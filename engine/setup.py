@@ -19,6 +19,7 @@ from epicycle.engine.device_tick import DeviceTick, make_tensors
 from epicycle.engine.errors import EngineError, OptionError
 from epicycle.engine.exits import registry as exits
 from epicycle.engine.flash_attention import FlashParts
+from epicycle.engine.heads import HeadRows
 from epicycle.engine.kernels.plain import PlainOps
 from epicycle.engine.kernels.tiled import TiledOps
 from epicycle.engine.models.base import LoopedModel
@@ -161,7 +162,9 @@ def make_slots(
     zero_page: int,
     dtype: torch.dtype,
     device: torch.device,
+    heads: HeadRows | None = None,
 ) -> SlotTable:
+    """Columns of `slots` slots with nobody in them, over `heads` or head rows of their own."""
     return SlotTable(
         slots,
         spec,
@@ -171,6 +174,7 @@ def make_slots(
         zero_page=zero_page,
         dtype=dtype,
         device=device,
+        heads=heads if heads is not None else HeadRows(slots, spec.hidden_size, dtype, device),
     )
 
 

@@ -1,9 +1,10 @@
 """What stays on the device for every resident request, as tensors with one row per slot.
 
 Owns the columns a tick reads and writes: prompt, next token, position, loops done, exit state, latent state, page
-table, bounds, counts, and the sampler's columns. Written by the pump between ticks (join, grow) and by the tick, in
-stream order and without a wait. One more row, `sink`, belongs to nobody: rows that pad a tick point to it, and what a
-tick would write for a row that doesn't run goes there. It must not know who owns a slot, or when it is given away.
+table, bounds, counts, the sampler's columns, and the head rows. Written by the pump between ticks (join, grow) and by
+the tick, in stream order and without a wait. One more row, `sink`, belongs to nobody: rows that pad a tick point to it,
+and what a tick would write for a row that doesn't run goes there. It must not know who owns a slot, or when it is given
+away.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from epicycle.engine.exits.registry import RuleEntry
+from epicycle.engine.heads import HeadRows
 from epicycle.engine.models.spec import ModelSpec
 from epicycle.engine.sampling import SamplingParams, SlotSampling
 from epicycle.engine.upload import upload
@@ -38,8 +40,10 @@ class SlotTable:
         zero_page: int,
         dtype: torch.dtype,
         device: torch.device,
+        heads: HeadRows,
     ) -> None:
         self.device = device
+        self.heads = heads
         self.loops = spec.loops
         self.sink = slots
         slots += 1
@@ -113,7 +117,7 @@ class SlotTable:
 def slot_bytes(spec: ModelSpec, context_tokens: int, dtype_bytes: int) -> int:
     """Bytes of one slot's row in every table, rounded up over the few scalar columns."""
     histories = 2 * 8 * context_tokens + 4 * context_tokens  # prompt, trace, page table at one token a page
-    states = (spec.state_width + spec.hidden_size) * dtype_bytes
+    states = (spec.state_width + 3 * spec.hidden_size) * dtype_bytes  # previous state and head row among them
     return histories + states + 5 * spec.vocab_size + 12 * MAX_LOGIT_BIAS + 8 * MAX_STOP_IDS + 512
 
 

@@ -101,6 +101,10 @@ class Tick(Protocol):
 
     def launch(self, work: TickWork) -> Ticket: ...
 
+    def launch_heads(self, residents: list[Resident]) -> Ticket:
+        """Sample the first token of requests whose whole prompt is in their pages, from the head rows they name."""
+        ...
+
     def drop(self, slot: int) -> None:
         """The slot's request has gone: ticks launched from now on don't run it."""
         ...
@@ -139,6 +143,13 @@ class EagerTick:
         finished = self._keep_prompts(work, after)
         samples, scores = self._read_out(work, layout, after, leaves, finished)
         return Done(TickResult([row.loops_done + 1 for row in work.decode], leaves, samples, scores))
+
+    @torch.inference_mode()
+    def launch_heads(self, residents: list[Resident]) -> Done:
+        positions = self._index([resident.prompt_tokens - 1 for resident in residents])
+        states, x = self._slots.heads.load(self._index([resident.head_from for resident in residents]))
+        loops = torch.full_like(positions, self._spec.loops)
+        return Done(TickResult([], [], self._sample(residents, positions, loops, states, x)))
 
     def _rows(self, layout: RowLayout) -> TickRows:
         return TickRows(self._pool, self._slots.page_table, layout)
@@ -259,13 +270,15 @@ class EagerTick:
     ) -> tuple[Samples | None, list[PromptScores]]:
         """Coda for the rows that are done with their loops, then the head for those whose logits somebody wants."""
         leavers = [index for index, leaves_now in enumerate(leaves) if leaves_now]
-        prompt_rows, wanted, scored = self._prompt_read_outs(finished, len(leavers))
+        prompt_rows, wanted, scored, kept = self._prompt_read_outs(finished, len(leavers))
         if not leavers and not prompt_rows:
             return None, []
         rows = layout.pick(self._index(leavers), self._index(prompt_rows), self._row_tile)
         states = after[self._index(leavers + prompt_rows + [0] * (len(rows.slots) - rows.live_rows))]
         x = self._model.coda(states, self._rows(rows))
         residents = [work.decode[index] for index in leavers] + [chunk.resident for chunk, _ in wanted]
+        for chunk, row in kept:
+            self._slots.heads.store(chunk.resident.head_to, states[row], x[row])
         samples = None
         if residents:
             picked = self._index([*range(len(leavers)), *(row for _, row in wanted)])
@@ -275,25 +288,28 @@ class EagerTick:
 
     def _prompt_read_outs(
         self, finished: list[tuple[Chunk, int]], start: int
-    ) -> tuple[list[int], list[tuple[Chunk, int]], list[tuple[Chunk, int]]]:
-        """(rows that need the coda, chunks that sample with their last row, chunks that are scored with their first).
+    ) -> tuple[list[int], list[tuple[Chunk, int]], list[tuple[Chunk, int]], list[tuple[Chunk, int]]]:
+        """(rows that need the coda, chunks that sample with their last row, chunks that are scored with their first,
+        chunks whose last row is kept).
 
-        The first are rows of this tick; the other two count the coda's rows, prompts' beginning at `start`.
+        The first are rows of this tick; the others count the coda's rows, prompts' beginning at `start`.
         """
         rows: list[int] = []
-        sampled, scored = [], []
+        sampled, scored, kept = [], [], []
         for chunk, first in finished:
-            samples = chunk.ends_prompt and chunk.resident.join.sampling.max_tokens > 0
+            samples = chunk.ends_prompt and chunk.resident.samples
             scores = chunk.resident.join.sampling.prompt_logprobs >= 0
             if scores or self._spec.coda_layers:  # coda layers hold KV of every prompt token
                 rows.extend(range(first, first + chunk.count))
-            elif samples:
+            elif samples or chunk.keeps_head:
                 rows.append(first + chunk.count - 1)
             if samples:
                 sampled.append((chunk, start + len(rows) - 1))
             if scores:
                 scored.append((chunk, start + len(rows) - chunk.count))
-        return rows, sampled, scored
+            if chunk.keeps_head:
+                kept.append((chunk, start + len(rows) - 1))
+        return rows, sampled, scored, kept
 
     def _sample(
         self, residents: list[Resident], positions: Tensor, depths: Tensor, states: Tensor, x: Tensor

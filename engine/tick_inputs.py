@@ -176,4 +176,4 @@ class TickInputs:
 
 def samples_at_end(chunk: Chunk, loops: int) -> bool:
     """The tick that runs the chunk's current loop samples its request's first token."""
-    return chunk.depth + 1 == loops and chunk.ends_prompt and chunk.resident.join.sampling.max_tokens > 0
+    return chunk.depth + 1 == loops and chunk.ends_prompt and chunk.resident.samples

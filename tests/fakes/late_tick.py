@@ -9,7 +9,7 @@ from epicycle.engine.device_tick import DeviceTick, make_tensors
 from epicycle.engine.engine import Engine
 from epicycle.engine.graph_runner import PlainRunner
 from epicycle.engine.pump import Pump
-from epicycle.engine.route import TickWork
+from epicycle.engine.route import Resident, TickWork
 from epicycle.engine.tick import Ticket, TickResult
 from epicycle.engine.tick_backend import plain_backend
 from epicycle.engine.tick_inputs import Ladder
@@ -44,6 +44,9 @@ class LateTick:
     def launch(self, work: TickWork) -> LateTicket:
         self.launched.append(work)
         return LateTicket(self._tick.launch(work), self._asks)
+
+    def launch_heads(self, residents: list[Resident]) -> LateTicket:
+        return LateTicket(self._tick.launch_heads(residents), self._asks)
 
     def drop(self, slot: int) -> None:
         self._tick.drop(slot)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,13 +23,14 @@ EPOCH = 3
 
 @dataclass(frozen=True)
 class Ask:
-    """One request. `limit_tokens` None leases its whole life."""
+    """One request. `limit_tokens` None leases its whole life; `parts` are further fields of its Join."""
 
     prompt: Sequence[int]
     sampling: Sampling
     loops: LoopBounds = field(default_factory=LoopBounds)
     noise_seed: int = 0
     limit_tokens: int | None = None
+    parts: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def life_tokens(self) -> int:
@@ -73,6 +74,7 @@ class Serving:
         self.pages = list(range(engine.plan.total_pages))
         self.gens = [0] * engine.plan.slots
         self.held: dict[int, tuple[int, list[int]]] = {}  # rid -> slot, pages
+        self.tables: dict[int, list[int]] = {}  # pages by rid, ended or not
         self.waiting: list[tuple[int, Ask]] = []
         self._seq = 0
         self._next_rid = 1 << 40
@@ -101,7 +103,7 @@ class Serving:
         self.gens[slot] += 1
         limit = ask.life_tokens if ask.limit_tokens is None else ask.limit_tokens
         pages = self.take_pages(-(-limit // self.engine.pool.page_tokens))
-        self.held[rid] = (slot, pages)
+        self.held[rid], self.tables[rid] = (slot, pages), pages
         return Join(
             rid=rid,
             gateway=rid % 2,
@@ -114,6 +116,7 @@ class Serving:
             loops=ask.loops,
             noise_seed=ask.noise_seed,
             queue_ms=1.5,
+            **ask.parts,  # type: ignore[arg-type]
         )
 
     def take_pages(self, count: int) -> list[int]:

@@ -21,6 +21,8 @@ class Join(Wire, frozen=True):
     `prefix_tokens` of the prompt are already in the pages (prefix cache). They may be the whole prompt: its last token
     is computed again, in every plane of its own, which writes the bits that are there. `queue_ms`: waited before this.
     `imports` and `exports`: the two sides of a prompt that another executor computes (`transfer.py` tells how).
+    `head_to` >= 0: keep what the first token is sampled from in that head row; `head_from` >= 0, with the whole prompt
+    in the pages: sample the first token from that row and compute nothing of the prompt.
     """
 
     rid: int
@@ -37,6 +39,8 @@ class Join(Wire, frozen=True):
     queue_ms: float = 0.0
     imports: Import | None = None
     exports: Export | None = None
+    head_to: int = -1
+    head_from: int = -1
 
 
 class Grow(Wire, frozen=True):
