@@ -53,9 +53,13 @@ from epicycle.engine.slots import MAX_LOGIT_BIAS, MAX_STOP_IDS, SlotTable
 from epicycle.engine.tick import EagerTick, Tick
 from epicycle.engine.tick_backend import plain_backend
 from epicycle.engine.tick_inputs import Ladder
+from epicycle.engine.transfer.connector import Connector
+from epicycle.engine.transfer.connectors import make_connector
+from epicycle.engine.transfer.memory import Memory
+from epicycle.engine.transfer.port import TransferPort
 from epicycle.kvstore.plan import GIB, PoolPlan
 from epicycle.kvstore.reserve import pages_for
-from epicycle.transport.config import EngineConfig
+from epicycle.transport.config import EngineConfig, TransferConfig
 from epicycle.transport.wire.columns import I32, pack
 from epicycle.transport.wire.control import Capabilities
 from epicycle.transport.wire.output import Fin, TokenBatch
@@ -153,11 +157,20 @@ class Engine:
             "graph_capture_seconds": capture.seconds if capture else 0.0,
         }
 
-    def new_pump(self, epoch: int, clock: Callable[[], float] = time.monotonic) -> Pump:
-        """A pump with empty slots. Pumps share the pool: use one at a time."""
-        return self.make_pump(*self._new_tick(), epoch, clock)
+    def new_pump(
+        self, epoch: int, clock: Callable[[], float] = time.monotonic, transfers: TransferPort | None = None
+    ) -> Pump:
+        """A pump with empty slots. Pumps share the pool: use one at a time. `transfers` carries prompts' KV."""
+        return self.make_pump(*self._new_tick(), epoch, clock, transfers)
 
-    def make_pump(self, slots: SlotTable, tick: Tick, epoch: int, clock: Callable[[], float] = time.monotonic) -> Pump:
+    def make_pump(
+        self,
+        slots: SlotTable,
+        tick: Tick,
+        epoch: int,
+        clock: Callable[[], float] = time.monotonic,
+        transfers: TransferPort | None = None,
+    ) -> Pump:
         """A pump over a tick of one's own on `slots`, which nobody else uses."""
         return Pump(
             tick,
@@ -171,8 +184,13 @@ class Engine:
             fixed_depth=self._is_fixed_depth,
             run_ahead_ticks=self.options.run_ahead_ticks,
             poison=self.options.poison,
+            transfers=transfers,
             clock=clock,
         )
+
+    def connector(self, config: TransferConfig, name: str, epoch: int) -> Connector:
+        """What exchanges this engine's KV with other executors. Raises EngineError: no NIXL, or no use of it here."""
+        return make_connector(config, Memory.of(self.pool, self.heads), name, epoch)
 
     def _new_tick(self) -> tuple[SlotTable, Tick]:
         """Slots with nobody in them and a tick over them. On a GPU both are made once: graphs hold their addresses."""

@@ -15,6 +15,7 @@ from epicycle.transport.token_columns import TokenColumns
 from epicycle.transport.wire.columns import F32, I32, pack
 from epicycle.transport.wire.output import Fin, PrefixHit, PromptLogprobs, TokenBatch
 from epicycle.transport.wire.plan import Join, StepReport
+from epicycle.transport.wire.transfer import TransferFailure
 
 Message = TokenBatch | PromptLogprobs | PrefixHit | Fin
 
@@ -39,6 +40,7 @@ class Outbox:
     moved: dict[int, tuple[int, int]] = field(default_factory=dict)
     freed: list[tuple[int, int]] = field(default_factory=list)
     saved: list[tuple[int, int, int]] = field(default_factory=list)  # slot, gen, positions that hold anything
+    failed: list[TransferFailure] = field(default_factory=list)
     columns: dict[int, TokenColumns] = field(default_factory=dict)
     prompts: dict[int, list[PromptLogprobs | PrefixHit]] = field(default_factory=dict)
     ends: dict[int, list[Fin]] = field(default_factory=dict)
@@ -49,11 +51,11 @@ class Outbox:
 
     @property
     def _has_report(self) -> bool:
-        return bool(self.is_report_due or self.moved or self.freed or self.saved)
+        return bool(self.is_report_due or self.moved or self.freed or self.saved or self.failed)
 
     def clear(self) -> None:
         """Drop everything not yet taken; the counters stay."""
-        self.moved, self.freed, self.saved = {}, [], []
+        self.moved, self.freed, self.saved, self.failed = {}, [], [], []
         self.columns, self.prompts, self.ends = {}, {}, {}
 
     def add_hit(self, join: Join, tokens: int) -> None:
@@ -109,5 +111,6 @@ class Outbox:
             saved_slots=pack(I32, [slot for slot, _, _ in self.saved]),
             saved_gens=pack(I32, [gen for _, gen, _ in self.saved]),
             saved_tokens=pack(I32, [tokens for _, _, tokens in self.saved]),
+            failed=self.failed,
             **self.counters.report_fields(),
         )

@@ -15,6 +15,7 @@ import msgspec
 import torch
 
 from epicycle.engine.flight import Flight, Launched
+from epicycle.engine.handover import Handover
 from epicycle.engine.host_pages import PageMover
 from epicycle.engine.outbox import Outbox, StepOutput
 from epicycle.engine.pool import KvPool
@@ -23,10 +24,14 @@ from epicycle.engine.shelf import Shelf
 from epicycle.engine.slots import SlotTable, sampling_params
 from epicycle.engine.tick import PromptScores, Samples, Tick, TickResult
 from epicycle.engine.tick_planner import TickPlanner
+from epicycle.engine.tickets import fence
+from epicycle.engine.transfer.exchange import Ended, Failed, Landed
+from epicycle.engine.transfer.port import TransferPort
 from epicycle.engine.upload import upload
 from epicycle.transport.wire.columns import I32, unpack_list
 from epicycle.transport.wire.output import Fin
 from epicycle.transport.wire.plan import Drop, Evict, Grow, Join, Plan, Resume
+from epicycle.transport.wire.transfer import TransferFailure
 
 PREEMPT = "preempt"  # the reason of an Evict that saves the row
 POOL_WARNING = "the KV pool ran dry: output ends early; serve with more KV memory or fewer slots"
@@ -53,6 +58,7 @@ class Pump:
         fixed_depth: Callable[[float], bool],
         run_ahead_ticks: int = 1,
         poison: bool = False,
+        transfers: TransferPort | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -72,6 +78,7 @@ class Pump:
         self._last_gens: dict[int, int] = {}  # by slot
         self._prompts = PromptQueue(pool.facts.serial_prompts, tick.most_chunks)
         self._planner = TickPlanner(tick, self._prompts, loops, chunk_tokens)
+        self._handover = Handover(transfers, pool.page_tokens)
         self._out = Outbox(epoch)
         self.counters = self._out.counters
 
@@ -103,6 +110,7 @@ class Pump:
         self._last_gens.clear()
         self._flight.forget_slots()
         self._shelf.clear()
+        self._handover.reset()
         self._out.clear()
         self._out.control_epoch = control_epoch
         self._out.plan_seq = 0
@@ -110,8 +118,9 @@ class Pump:
 
     def has_work(self) -> bool:
         """A row could run now, a tick or a copy is on its way, or something waits to be collected."""
-        is_moving = len(self._flight) > 0 or self._flight.is_leaving or self._shelf.is_busy or bool(self._at_head)
-        return is_moving or not self._out.is_empty or self._prompts.can_run() or bool(self._runnable())
+        is_moving = len(self._flight) > 0 or self._flight.is_leaving or self._shelf.is_busy
+        has_news = self._handover.has_news or bool(self._at_head)
+        return is_moving or has_news or not self._out.is_empty or self._prompts.can_run() or bool(self._runnable())
 
     def tick(self) -> None:
         """Launch a tick of every row that may run; a no-op where none can.
@@ -120,6 +129,7 @@ class Pump:
         launched before one of them is complete. Raises TickError for a tick that the device never finishes.
         """
         self._harvest_complete()
+        self._take_transfers()
         if len(self._flight) >= self._run_ahead_ticks and not self._wait():
             return
         if self._at_head:
@@ -136,7 +146,23 @@ class Pump:
     def collect(self) -> StepOutput:
         """What has completed since the last call; never waits."""
         self._harvest_complete()
+        self._take_transfers()
         return self._out.take()
+
+    def _take_transfers(self) -> None:
+        """What has become of prompts that come from, or go to, other executors."""
+        for event, resident in self._handover.take():
+            match event:
+                case Landed():
+                    resident.written_tokens = resident.prompt_tokens
+                    self._moved(resident)
+                    self._at_head.append(resident)
+                case Failed(transfer=transfer, code=code, message=message):
+                    self._out.failed.append(TransferFailure(transfer, code, message))
+                case Ended():
+                    if self._is_resident(resident):
+                        self._release(resident)
+                    self._free(resident)
 
     def _wait(self) -> bool:
         """Give the oldest tick time to become complete and harvest it; False where it isn't by then."""
@@ -154,6 +180,7 @@ class Pump:
         for row in work.decode:
             row.plan_loops(work.loops)
         finished = self._prompts.advance(work.chunks, self._loops)
+        self._handover.launched(work.chunks, self._loops, ticket.is_complete)
         for chunk in finished:
             if chunk.ends_prompt and chunk.resident.samples:
                 chunk.resident.start_decoding()
@@ -197,13 +224,18 @@ class Pump:
         self._slots.append_pages(join.slot, 0, pages)
         self._spoil(pages[join.prefix_tokens // self._pool.page_tokens :])
         self._residents[join.slot] = resident
-        if join.head_from >= 0:
+        if join.imports is not None:
+            self._handover.expect(resident, fence(self._pool.device))
+        elif join.head_from >= 0:
             assert join.prefix_tokens >= len(prompt), "a row starts at the head with its whole prompt in its pages"
             resident.written_tokens = cached = len(prompt)
             self._at_head.append(resident)
         else:
             self._prompts.add(resident)
-        self.counters.prompt_tokens += len(prompt)
+        if join.exports is not None:
+            self._handover.offer(resident, fence(self._pool.device))
+        if join.imports is None:
+            self.counters.prompt_tokens += len(prompt)
         if cached:
             self._out.add_hit(join, cached)
 
@@ -240,6 +272,8 @@ class Pump:
             self._prompts.drop(resident.slot)
             self._tick.drop(resident.slot)
             self._shelf.park(resident, unpack_list(I32, evict.host_pages), self._flight.launched)
+        elif evict.is_silent:
+            self._leave(resident)
         else:
             self._end(resident, evict.reason, message=evict.message)
 
@@ -312,7 +346,7 @@ class Pump:
 
     def _after_chunk(self, resident: Resident, ends_prompt: bool) -> None:
         self._moved(resident)
-        if ends_prompt and resident.join.sampling.max_tokens == 0:
+        if ends_prompt and resident.join.sampling.max_tokens == 0 and resident.join.exports is None:
             self._end(resident, "length")
         elif not ends_prompt:
             self._after_step(resident)
@@ -369,9 +403,19 @@ class Pump:
         self._end(resident, "error", code="server_error", message=message)
 
     def _end(self, resident: Resident, reason: str, *, code: str = "", message: str = "", warning: str = "") -> None:
-        """Send the request's terminal and free its slot."""
-        self._say_end(resident, reason, code=code, message=message, warning=warning)
+        """Send the request's terminal and free its slot. Of a row that only computes a prompt nobody hears."""
+        if resident.join.exports is None:
+            self._say_end(resident, reason, code=code, message=message, warning=warning)
+        self._leave(resident)
+
+    def _leave(self, resident: Resident) -> None:
+        """Take a row off; its slot is free at once, or once no transfer touches it."""
         self._release(resident)
+        if not self._handover.leave(resident):
+            self._free(resident)
+
+    def _free(self, resident: Resident) -> None:
+        """Report the slot free once the last tick that may touch it is complete."""
         self._flight.leave(resident.slot, resident.join.gen, self._shelf.abandon(resident))
         self._out.freed += self._flight.free_slots()
 

@@ -6,6 +6,7 @@ once the tick is complete. It must not know slots' tensors.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -134,3 +135,9 @@ def record(device: torch.device) -> torch.cuda.Event | None:
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record()
     return event
+
+
+def fence(device: torch.device) -> Callable[[], bool]:
+    """Asks whether all that was launched so far is complete; any thread may."""
+    event = record(device)
+    return (lambda: True) if event is None else event.query

@@ -145,9 +145,10 @@ class Ack(Wire, frozen=True, tag=84):
 
 
 class StopWrites(Wire, frozen=True, tag=85):
-    """D -> P: the row is gone or given up."""
+    """D -> P: the row is gone or given up. `name` is D's."""
 
     transfer: int
+    name: str = ""
 
 
 class WritesEnded(Wire, frozen=True, tag=86):
