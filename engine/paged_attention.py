@@ -19,6 +19,7 @@ from epicycle.engine.kernels.decode_attention_triton import PIECE, allocate_scra
 from epicycle.engine.kernels.prompt_attention_triton import QUERY_TILE, PromptChunks, prompt_attention
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning, rope_kv
 from epicycle.engine.kernels.tick_triton import addresses, write_kv
+from epicycle.engine.kernels.triton_common import starts_early
 from epicycle.engine.kernels.work_triton import allocate_work, fill_work
 from epicycle.engine.pool import KvPool
 from epicycle.engine.tick_inputs import MOST_CHUNKS
@@ -86,6 +87,7 @@ class PagedRows:
 
     def attend_product(self, layer: int, qkv: Tensor, turning: Turning, *, is_once: bool = False) -> Tensor:
         """As `attend` from a QKV product [N, (heads + 2 kv_heads) d] that hasn't turned yet; [N, heads * d]."""
+        is_planned = self._columns is not None
         columns = self._planned()[is_once]
         shared, decode = self._attention, self._frame.decode_rows
         heads, pool = shared.heads, shared.pool

@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning, load_rotated
 from epicycle.engine.kernels.triton_common import (
@@ -25,6 +26,8 @@ from epicycle.engine.kernels.triton_common import (
     Ahead,
     ahead_bytes,
     cell_in,
+    fetch_lines,
+    launch_options,
     multiprocessors,
     next_power,
     pages_of,
@@ -37,6 +40,7 @@ TILE = 64  # positions of one step of the online softmax: part of the numerics
 WARPS = 4  # part of the numerics: a tile's weights are added in the order that the warps' layout gives
 JOBS_PER_MULTIPROCESSOR = 3
 COMBINED_AT_ONCE = tl.constexpr(16)
+MOST_FETCHED = tl.constexpr(512)  # positions of a program's first run that are asked for before its turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +196,21 @@ def attend_run(
                 )  # fmt: skip
 
 
+@triton.jit
+def _fetch_run(
+    k_pool_ptr, v_pool_ptr, table_at, begin, end, place, slots_per_page, kv_head,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_T: tl.constexpr, PAGE_TOKENS: tl.constexpr,
+):  # fmt: skip
+    """Keys and values of one KV head at begin .. end on their way into the L2 cache."""
+    half = tl.arange(0, 2)
+    for start in range(begin, end, BLOCK_T):
+        key = tl.minimum(start + tl.arange(0, BLOCK_T), end - 1)
+        cell = cell_in(tl.load(table_at + key // PAGE_TOKENS), place, slots_per_page, key, PAGE_TOKENS)
+        at = (cell * KV_HEADS + kv_head)[:, None] * HEAD_DIM + half[None, :] * (HEAD_DIM // 2)
+        fetch_lines((k_pool_ptr + at).to(tl.int64))
+        fetch_lines((v_pool_ptr + at).to(tl.int64))
+
+
 @triton.jit(
     do_not_specialize=["layer", "slots_per_page", "table_stride", "ahead_bytes"],
     do_not_specialize_on_alignment=["slots_ptr", "positions_ptr", "plane_slots_ptr"],
@@ -203,9 +222,14 @@ def decode_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_T: tl.constexpr, PIECE_T: tl.constexpr, PAGE_TOKENS: tl.constexpr,
     FUSED: tl.constexpr, PAIRS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_AHEAD: tl.constexpr,
-    DTYPE: tl.constexpr,
+    EARLY: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Jobs (entry, KV head) go round the programs. q is rotated, or the QKV product when FUSED. scale has log2(e)."""
+    """Jobs (entry, KV head) go round the programs. q is rotated, or the QKV product when FUSED. scale has log2(e).
+
+    EARLY: the work list, addresses and all but the rows' own KV were complete before the launch before this one.
+    """
+    if EARLY:
+        gdc_launch_dependents()
     if HAS_AHEAD:
         # The first loads of a job wait for one another (entry, slot, page, keys); memory has nothing to do meanwhile.
         prefetch_share(ahead_ptr, tl.program_id(0), ahead_bytes)
@@ -214,6 +238,16 @@ def decode_kernel(
     jobs, run_tokens = tl.load(total_ptr) * KV_HEADS, tl.load(run_ptr)
     row = tl.where(tl.program_id(0) < jobs, row, 0)  # what a list holds beyond its end may name rows of another time
     slot, position, plane_slot = tl.load(slots_ptr + row), tl.load(positions_ptr + row), tl.load(plane_slots_ptr + row)
+    if EARLY:
+        if tl.program_id(0) < jobs:
+            begin = run * run_tokens
+            end = tl.minimum(tl.minimum(begin + run_tokens, begin + MOST_FETCHED), position + 1)
+            _fetch_run(
+                k_pool_ptr, v_pool_ptr, page_table_ptr + slot.to(tl.int64) * table_stride, begin, end,
+                plane_slot + layer, slots_per_page, tl.program_id(0) % KV_HEADS,
+                KV_HEADS, HEAD_DIM, BLOCK_T, PAGE_TOKENS,
+            )  # fmt: skip
+        gdc_wait()
     for job in range(tl.program_id(0), jobs, tl.num_programs(0)):
         # What the next job needs to know is on its way while this one runs.
         entry = job // KV_HEADS
@@ -269,12 +303,14 @@ def decode_attention(
     tile: int = TILE,
     config: DecodeConfig | None = None,
     ahead: Ahead | None = None,
+    early: bool = False,
 ) -> Tensor:
     """[N, heads * d] attention of the rows that `work` lists in runs; other rows of `out` are unwritten.
 
     q [N, heads * d] rotated, its k and v in the pool; or, with `turning`, the QKV product [N, (heads + 2 kv_heads) d],
     then k and v are written here. Scale d ** -0.5. Runs are multiples of `piece`; bits depend on `piece` and
-    `tile`, not on runs. `ahead` is fetched meanwhile, as far as there are programs for it.
+    `tile`, not on runs. `ahead` is fetched meanwhile, as far as there are programs for it. `early`: the launch may
+    start before the one before it has ended, which made neither `work` nor `rows` (see `triton_common.starts_early`).
     """
     _, page_tokens, kv_heads, width = k_pool.shape
     assert piece % tile == 0, (piece, tile)
@@ -321,11 +357,13 @@ def decode_attention(
         PAIRS=turn.pairs,
         HAS_BIAS=turn.bias is not None,
         HAS_AHEAD=ahead_bytes(ahead) > 0,
+        EARLY=early,
         DTYPE=TL_DTYPES[q.dtype],
         enable_fp_fusion=True,
         num_warps=WARPS,
         num_stages=config.stages,
         maxnreg=config.registers,
+        **launch_options(early),
     )
     return out
 

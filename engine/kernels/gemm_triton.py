@@ -19,7 +19,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from epicycle.engine.kernels.ladder import STEPS, GemmConfig, Product, step_for
+from epicycle.engine.kernels.early_triton import early_product
+from epicycle.engine.kernels.ladder import STEPS, GemmConfig, Product, chunk_length, step_for
 from epicycle.engine.kernels.silu_triton import silu_mul
 from epicycle.engine.kernels.triton_common import (
     TL_DTYPES,
@@ -30,20 +31,11 @@ from epicycle.engine.kernels.triton_common import (
     silu_mul_rounded,
 )
 
-CHUNK_ALIGN = 128  # chunk borders are multiples of this, so every BLOCK_K up to it divides them
-
 PLAIN = tl.constexpr(0)
 FLOAT = tl.constexpr(1)
 PAIR = tl.constexpr(2)
 PARTS = tl.constexpr(3)
 EPILOGUES = {"plain": 0, "float": 1, "pair": 2, "parts": 3}
-
-
-def chunk_length(k: int, chunks: int) -> int:
-    """Inputs of one chunk; the last may be shorter."""
-    if chunks == 1:
-        return k
-    return -(-k // (chunks * CHUNK_ALIGN)) * CHUNK_ALIGN
 
 
 @triton.jit
@@ -345,12 +337,15 @@ def run_product(
     if config.kernel == "library":
         return _run_library(kind, x, weight)
     epilogue = stored_as(kind, config)
+    if config.kernel == "early":
+        assert count is None, kind
+        return early_product(x, weight, config, epilogue, kind.chunks, out)
     return product(x, weight, config, epilogue=epilogue, chunks=kind.chunks, out=out, count=count, ahead=ahead)
 
 
 def stored_as(kind: Product, config: GemmConfig) -> str:
     """The epilogue that `config` uses for `kind`."""
-    return "parts" if kind.chunks > 1 and config.kernel == "stream" else kind.epilogue
+    return "parts" if kind.chunks > 1 and config.kernel != "tile" else kind.epilogue
 
 
 def _run_library(kind: Product, x: Tensor, weight: Tensor) -> Tensor:

@@ -17,8 +17,8 @@ STEPS = (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 @dataclass(frozen=True, slots=True)
 class GemmConfig:
-    """How a kernel of `gemm_triton` runs; never part of what it computes. `kernel` is "stream" or "tile". With `shares`
-    the stream kernel cuts the outputs in that many tiles of equal height, up to block_n."""
+    """How a kernel runs; never part of what it computes. `kernel` is "stream" or "tile" of `gemm_triton`, or "early"
+    (`early_triton`). With `shares` the outputs are cut in that many tiles of equal height, up to block_n."""
 
     kernel: str
     block_m: int
@@ -36,7 +36,7 @@ class GemmConfig:
         return f"{self.kernel}-{self.block_m}x{self.block_n}x{self.block_k}-w{self.warps}s{self.stages}{tail}"
 
     def tile_rows(self, outputs: int) -> int:
-        """Outputs of one tile of the stream kernel."""
+        """Outputs of one tile of the stream or early kernel."""
         return -(-outputs // self.shares) if self.shares else self.block_n
 
 
@@ -61,6 +61,16 @@ class Product:
     @property
     def weight_rows(self) -> int:
         return self.outputs * (2 if self.epilogue == "pair" else 1)
+
+
+CHUNK_ALIGN = 128  # chunk borders are multiples of this, so every step of the K sum up to it divides them
+
+
+def chunk_length(k: int, chunks: int) -> int:
+    """Inputs of one chunk; the last may be shorter."""
+    if chunks == 1:
+        return k
+    return -(-k // (chunks * CHUNK_ALIGN)) * CHUNK_ALIGN
 
 
 def canonical_chunks(outputs: int, inputs: int) -> int:
@@ -90,7 +100,17 @@ _FEW_ROWS = (
     GemmConfig("stream", 16, 64, 128, 4, 5, shares=33),
     GemmConfig("stream", 16, 32, 128, 4, 5, shares=66),
 )
+# By times of whole loops, not of the products alone: what a product holds in shared memory keeps others out. Half of it
+# is left to the launch that follows.
+_ONE_ROW = (
+    GemmConfig("early", 16, 64, 128, 8, 8, shares=132),
+    GemmConfig("early", 16, 128, 128, 8, 4, shares=132),
+    GemmConfig("early", 16, 64, 128, 4, 6, shares=33),
+    GemmConfig("early", 16, 32, 128, 4, 6),
+    GemmConfig("early", 16, 64, 128, 8, 3),
+)
 _CANDIDATES: dict[int, tuple[GemmConfig, ...]] = {
+    1: (*_ONE_ROW, *_FEW_ROWS),
     16: _FEW_ROWS,
     32: (
         GemmConfig("stream", 32, 16, 256, 4, 3),
@@ -139,6 +159,7 @@ _SPLIT_CANDIDATES: dict[int, tuple[GemmConfig, ...]] = {
 }
 """For products of several chunks, beside the others: few tiles leave a card half empty, tiles of every chunk don't."""
 _SURE = GemmConfig("stream", 16, 32, 128, 4, 3)
+MOST_EARLY_BYTES = 220 << 10  # of shared memory that one program of the early kernel may have
 
 
 def sure(product: Product) -> GemmConfig:
@@ -156,7 +177,9 @@ def candidates(product: Product, step: int) -> tuple[GemmConfig, ...]:
 
 
 def _fits(product: Product, config: GemmConfig) -> bool:
-    if config.kernel == "tile" and product.epilogue == "float":
+    if config.kernel != "stream" and product.epilogue == "float":
+        return False
+    if config.kernel == "early" and not _fits_early(product, config):
         return False
     if config.shares and not config.block_n // 2 < config.tile_rows(product.outputs) <= config.block_n:
         return False
@@ -165,9 +188,18 @@ def _fits(product: Product, config: GemmConfig) -> bool:
     return not doubled or config.block_m * config.block_n <= 64 * 32 * config.warps
 
 
+def _fits_early(product: Product, config: GemmConfig) -> bool:
+    """Its tiles are as many as there are, or as there are gates and ups, and its shared memory is there."""
+    if (config.shares == 0) != (product.epilogue == "pair") or (config.shares == 33) != (product.chunks > 1):
+        return False
+    steps = -(-chunk_length(product.inputs, product.chunks) // config.block_k)
+    ring = config.stages * config.block_n * (2 if product.epilogue == "pair" else 1)
+    return 2 * config.block_k * (ring + (1 << (steps - 1).bit_length())) <= MOST_EARLY_BYTES
+
+
 def untimed(product: Product, rows: int) -> GemmConfig:
     """A reasonable configuration where nothing has been timed; bits are those of any other."""
-    fits = [config for config in candidates(product, rows) if config != LIBRARY]
+    fits = [config for config in candidates(product, rows) if config.kernel in ("stream", "tile")]
     wide = [config for config in fits if config.block_m >= min(rows, 64)]
     return (wide or fits)[0] if fits else sure(product)
 

@@ -17,15 +17,18 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from epicycle.engine.kernels.plain import PlainOps
 from epicycle.engine.kernels.triton_common import (
     TL_DTYPES,
     Ahead,
     ahead_bytes,
+    launch_options,
     next_power,
     prefetch_share,
     rounded,
+    starts_early,
     tree_sum,
 )
 
@@ -57,9 +60,11 @@ def norm_kernel(
     a_ptr, h_ptr, after_ptr, before_ptr, h_out_ptr, x_out_ptr, ahead_ptr,
     a_stride, part_stride, h_stride, h_out_stride, x_out_stride, eps, rows, ahead_bytes,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, STAGE: tl.constexpr, PARTS: tl.constexpr,
-    HAS_NEXT: tl.constexpr, HAS_AHEAD: tl.constexpr, DTYPE: tl.constexpr,
+    HAS_NEXT: tl.constexpr, HAS_AHEAD: tl.constexpr, EARLY: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Grid (rows, then programs that fetch ahead). h_out may be h. Without HAS_NEXT there is no last norm and no x."""
+    if EARLY:
+        gdc_launch_dependents()
     row = tl.program_id(0)
     if HAS_AHEAD:  # noqa: SIM102  a constant, so that the branch isn't compiled where it isn't taken
         if row >= rows:
@@ -67,17 +72,20 @@ def norm_kernel(
             return
     lane = tl.arange(0, BLOCK)
     mask = lane < WIDTH
+    # Both are always there to be read; a stage that has no use for one has its load dropped by the compiler.
+    after = tl.load(after_ptr + lane, mask=mask, other=0.0).to(tl.float32)
+    before = tl.load(before_ptr + lane, mask=mask, other=0.0).to(tl.float32)
+    if EARLY:
+        gdc_wait()
     h = tl.load(h_ptr + row.to(tl.int64) * h_stride + lane, mask=mask, other=0.0).to(tl.float32)
     if STAGE != NORM:
         a = sum_parts(a_ptr, row, lane, mask, a_stride, part_stride, PARTS, DTYPE)
-        after = tl.load(after_ptr + lane, mask=mask, other=0.0).to(tl.float32)
         if STAGE == SANDWICH:
             h = rounded(h + normed(a, after, eps, WIDTH, BLOCK, DTYPE), DTYPE)
         else:
             h = normed(rounded(a + h, DTYPE), after, eps, WIDTH, BLOCK, DTYPE)
         tl.store(h_out_ptr + row.to(tl.int64) * h_out_stride + lane, h.to(DTYPE), mask=mask)
     if HAS_NEXT:
-        before = tl.load(before_ptr + lane, mask=mask, other=0.0).to(tl.float32)
         x = normed(h, before, eps, WIDTH, BLOCK, DTYPE)
         tl.store(x_out_ptr + row.to(tl.int64) * x_out_stride + lane, x.to(DTYPE), mask=mask)
 
@@ -125,11 +133,12 @@ def norm_after(
     is fetched meanwhile.
     """
     h_out = torch.empty(h.shape, dtype=h.dtype, device=h.device) if h_out is None else h_out
+    early = len(h) == 1 and starts_early(h.device)  # with more rows, products beside norms aren't early either
     if before is None:
-        _launch(stage, a, h, after, after, h_out, None, eps, ahead)
+        _launch(stage, a, h, after, after, h_out, None, eps, ahead, early=early)
         return h_out, h_out
     x_out = torch.empty(h.shape, dtype=h.dtype, device=h.device) if x_out is None else x_out
-    _launch(stage, a, h, after, before, h_out, x_out, eps, ahead)
+    _launch(stage, a, h, after, before, h_out, x_out, eps, ahead, early=early)
     return h_out, x_out
 
 
@@ -143,6 +152,8 @@ def _launch(
     x_out: Tensor | None,
     eps: float,
     ahead: Ahead | None = None,
+    *,
+    early: bool = False,
 ) -> None:
     (rows, width), block = h.shape, next_power(h.shape[1])
     assert h.stride(1) == a.stride(-1) == h_out.stride(1) == 1, (h.stride(), a.stride())
@@ -169,9 +180,11 @@ def _launch(
         PARTS=a.shape[0] if a.ndim == 3 else 0,
         HAS_NEXT=x_out is not None,
         HAS_AHEAD=helpers > 0,
+        EARLY=early,
         DTYPE=TL_DTYPES[h.dtype],
         enable_fp_fusion=True,
         num_warps=_warps(block),
+        **launch_options(early),
     )
 
 

@@ -9,6 +9,7 @@ are `tree_sum`s, and a product that feeds an addition is either exact, rounded f
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
@@ -130,6 +131,25 @@ def prefetch_share(ptr, share, size_bytes):
             is_pure=False,
             pack=1,
         )
+
+
+@triton.jit
+def fetch_lines(at):
+    """Ask for the 128-byte lines at addresses `at` (any block of int64) to be brought into the L2 cache."""
+    tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at], tl.int32, is_pure=False, pack=1)
+
+
+@cache
+def starts_early(device: torch.device) -> bool:
+    """Whether a launch on `device` may start while the one before it runs, as far as it reads nothing that is written
+    there. A kernel that does so lets others start at once, and waits before it reads or writes anything but constants:
+    every launch waits, so that what is complete for one is complete for all that follow."""
+    return not INTERPRETED and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def launch_options(early: bool) -> dict[str, bool]:
+    """What a launch that may start early says so with."""
+    return {"launch_pdl": True} if early else {}
 
 
 @dataclass(frozen=True, slots=True)

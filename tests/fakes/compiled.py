@@ -12,6 +12,7 @@ from typing import Any
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 
 TARGET = GPUTarget("cuda", 90, 32)
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -40,7 +41,7 @@ def compiled(
     order = [parameter.name for parameter in kernel.params]
     signature = {name: types.get(name, "constexpr") for name in order}
     attributes = {(order.index(name),): [["tt.divisibility", 16]] for name in divisible}
-    source = ASTSource(kernel, signature, dict(constants), attributes)
+    source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, dict(constants), attributes)
     options.setdefault("enable_fp_fusion", True)
     binary = triton.compile(source, target=TARGET, options=options)
     file = path / "kernel.cubin"

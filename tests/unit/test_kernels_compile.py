@@ -15,6 +15,7 @@ from epicycle.engine.kernels import (
     argmax_triton,
     commit_triton,
     decode_attention_triton,
+    early_triton,
     exit_triton,
     gemm_triton,
     noise_triton,
@@ -24,7 +25,7 @@ from epicycle.engine.kernels import (
     silu_triton,
     work_triton,
 )
-from epicycle.engine.kernels.ladder import STEPS, GemmConfig, Product, candidates
+from epicycle.engine.kernels.ladder import MOST_EARLY_BYTES, STEPS, GemmConfig, Product, candidates, chunk_length
 from tests.fakes.compiled import Compiled, compiled
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -54,6 +55,19 @@ def stream(config: GemmConfig, epilogue: str, chunks: int, path: Path) -> Compil
     return compiled(gemm_triton.stream_kernel, {**pointers, **sizes}, constants, path, **launch)
 
 
+def early(product: Product, config: GemmConfig, epilogue: str, path: Path) -> Compiled:
+    sizes = dict.fromkeys(("N16", "K16", "x_stride16", "w_stride16", "y_stride16", "part_stride16", "chunk16"), N)
+    pointers = {"x_ptr": H, "w_ptr": H, "y_ptr": F if epilogue in ("float", "parts") else H, "tile_height": N}
+    constants = {"BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "STAGES": config.stages, "WARPS": config.warps}
+    steps = -(-chunk_length(product.inputs, product.chunks) // config.block_k)
+    constants |= {"STEPS": 1 << (steps - 1).bit_length(), "MASK_N": True, "MASK_K": product.inputs % 128 > 0}
+    constants |= {"EPILOGUE": gemm_triton.EPILOGUES[epilogue]}
+    launch = {"num_warps": config.warps, "launch_pdl": True}
+    return compiled(
+        early_triton.early_kernel, {**pointers, **sizes}, {**constants, "DTYPE": tl.bfloat16}, path, **launch
+    )
+
+
 def tile(config: GemmConfig, epilogue: str, chunks: int, path: Path) -> Compiled:
     m, n, k = config.block_m, config.block_n, config.block_k
     shapes = {"x_desc": (m, k), "w_desc": (n, k), "y_desc": (m, n)}
@@ -79,6 +93,23 @@ def test_products_of_few_rows_stream_weights_asynchronously(epilogue: str, tmp_p
     assert "HMMA.16816.F32.BF16" in found.sass
 
 
+ONE_ROW = [Product("qkv", 6144, 2048), Product("gate_up", 5632, 2048, "pair"), Product("down", 2048, 5632, chunks=4)]
+ONE_ROW += [Product("wide", 15840, 5280), Product("deep", 5280, 17920)]
+
+
+@pytest.mark.parametrize("product", ONE_ROW, ids=[product.name for product in ONE_ROW])
+def test_products_of_one_row_ask_for_weights_before_they_wait(product: Product, tmp_path: Path) -> None:
+    configs = [config for config in candidates(product, 1) if config.kernel == "early"]
+    assert configs
+    for config in configs:
+        found = early(product, config, "parts" if product.chunks > 1 else product.epilogue, tmp_path)
+        assert (0, 0) == (found.stack_bytes, found.spills)
+        assert MOST_EARLY_BYTES + 4096 >= found.shared_bytes
+        asks, waits = found.sass.index("LDGSTS.E.BYPASS.128"), found.sass.index("ACQBULK")
+        assert asks < waits < found.sass.index("HMMA.16816.F32.BF16")
+        assert 4 * (config.stages - 1) <= found.sass[:waits].count("LDGSTS.E.BYPASS.128")
+
+
 @pytest.mark.parametrize(("epilogue", "chunks"), [("plain", 1), ("plain", 4), ("pair", 1)])
 def test_products_of_many_rows_use_warp_group_products_and_the_tensor_copy_engine(
     epilogue: str, chunks: int, tmp_path: Path
@@ -101,7 +132,7 @@ def test_decode_attention_keeps_everything_in_registers(
     sizes = {"q_stride16": N, "out_stride16": N, "turn_stride16": N, "layer": N, "scale": "fp32"}
     sizes |= {"ahead_bytes": N}
     constants = {"HEADS": heads, "KV_HEADS": kv_heads, "HEAD_DIM": width, "BLOCK_D": 128, "BLOCK_G": 16}
-    constants["HAS_AHEAD"] = True
+    constants |= {"HAS_AHEAD": True, "EARLY": True}
     constants |= {"BLOCK_T": decode_attention_triton.TILE, "PIECE_T": decode_attention_triton.PIECE}
     flags: dict[str, Any] = {"PAGE_TOKENS": 16, "FUSED": True, "PAIRS": pairs, "HAS_BIAS": pairs, "DTYPE": tl.bfloat16}
     config = decode_attention_triton.DecodeConfig()
@@ -145,7 +176,7 @@ def _norm() -> tuple[Any, dict[str, str], dict[str, Any]]:
     pointers = {"a_ptr": F, "rows": N, "ahead_bytes": N} | dict.fromkeys(names, H)
     strides = ("a_stride16", "part_stride16", "h_stride16", "h_out_stride16", "x_out_stride16")
     constants = {"WIDTH": 2048, "BLOCK": 2048, "STAGE": 1, "PARTS": 4, "HAS_NEXT": True, "DTYPE": tl.bfloat16}
-    constants["HAS_AHEAD"] = True
+    constants |= {"HAS_AHEAD": True, "EARLY": True}
     return norm_triton.norm_kernel, {**pointers, **dict.fromkeys(strides, N), "eps": "fp32"}, constants
 
 

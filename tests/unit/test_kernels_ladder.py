@@ -81,6 +81,13 @@ def test_float_products_never_go_to_the_tile_kernel() -> None:
     assert {"stream", "library", "tile"} > {config.kernel for step in STEPS for config in candidates(head, step)}
 
 
+def test_only_one_row_is_for_the_early_kernel_and_never_where_a_count_decides() -> None:
+    head, shapes = Product("head", 49152, 2048, "float"), (PLAIN, Product("split", 2048, 5632, chunks=4))
+    tried = {step: {config.kernel for shape in shapes for config in candidates(shape, step)} for step in STEPS}
+    assert [1] == [step for step in STEPS if "early" in tried[step]]
+    assert all(config.kernel != "early" for config in candidates(head, 1))
+
+
 def test_two_accumulators_fit_the_register_file() -> None:
     pair = Product("pair", 5632, 2048, "pair")
     wide = [config for step in STEPS for config in candidates(pair, step) if config != LIBRARY]

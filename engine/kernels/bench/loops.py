@@ -162,7 +162,9 @@ def no_attention(shape: Shape, rows: int) -> Attend:
     return lambda qkv, layer, ahead: qkv[:, :width]
 
 
-def fused_decode(shape: Shape, pool: Pool, batch: DecodeBatch, turning: Turning, config: DecodeConfig) -> Attend:
+def fused_decode(
+    shape: Shape, pool: Pool, batch: DecodeBatch, turning: Turning, config: DecodeConfig, *, early: bool = False
+) -> Attend:
     """Rotation, KV write and attention in one kernel."""
     rows = batch.rows.slots.shape[0]
     out = torch.empty(rows, shape.heads * shape.head_dim, dtype=torch.bfloat16, device="cuda")
@@ -171,7 +173,7 @@ def fused_decode(shape: Shape, pool: Pool, batch: DecodeBatch, turning: Turning,
         at = layer % pool.slots_per_page
         return decode_attention(
             qkv, shape.heads, batch.rows, batch.work, batch.scratch, pool.k, pool.v, at,
-            turning=turning, out=out, config=config, ahead=ahead,
+            turning=turning, out=out, config=config, ahead=ahead, early=early,
         )  # fmt: skip
 
     return attend

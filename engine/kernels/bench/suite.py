@@ -31,8 +31,8 @@ from epicycle.engine.kernels.bench.rows import decode_batch, make_pool, make_tur
 from epicycle.engine.kernels.bench.shapes import HUGINN, OURO, SHAPES, Shape, layer_floor_us, product_floor_us
 from epicycle.engine.kernels.bench.timing import ceilings, copies_of, graph_us, random_weights
 from epicycle.engine.kernels.decode_attention_triton import DecodeConfig, decode_attention, default_config
-from epicycle.engine.kernels.gemm_triton import chunk_length, run_product, stored_as
-from epicycle.engine.kernels.ladder import LIBRARY, GemmConfig, Product, candidates, sure
+from epicycle.engine.kernels.gemm_triton import run_product, stored_as
+from epicycle.engine.kernels.ladder import LIBRARY, GemmConfig, Product, candidates, chunk_length, sure
 from epicycle.engine.kernels.prompt_attention_triton import QUERY_TILE, PromptConfig, prompt_attention
 from epicycle.engine.kernels.rope_kv_triton import rope_kv
 from epicycle.engine.kernels.triton_common import Ahead
@@ -190,7 +190,9 @@ class Bench:
             floor = shape.layers * layer_floor_us(shape, rows, context)
             batch = decode_batch(shape, pool, [context] * rows, 0)
             forms: dict[str, Attend] = {
-                "fused": fused_decode(shape, pool, batch, turning, default_config(rows, shape.head_dim)),
+                "fused": fused_decode(
+                    shape, pool, batch, turning, default_config(rows, shape.head_dim), early=rows == 1
+                ),
                 "separate": separate_decode(shape, pool, batch, turning, default_config(rows, shape.head_dim)),
             }
             for form, attend in forms.items():
