@@ -18,16 +18,14 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from epicycle.engine.kernels.early_decode_triton import early_decode_kernel
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning, load_rotated
 from epicycle.engine.kernels.triton_common import (
     TL_DTYPES,
     Ahead,
     ahead_bytes,
     cell_in,
-    fetch_lines,
-    launch_options,
     multiprocessors,
     next_power,
     pages_of,
@@ -39,8 +37,10 @@ PIECE = 128  # positions that are summed apart: part of the numerics
 TILE = 64  # positions of one step of the online softmax: part of the numerics
 WARPS = 4  # part of the numerics: a tile's weights are added in the order that the warps' layout gives
 JOBS_PER_MULTIPROCESSOR = 3
+EARLY_PROGRAMS_PER_SM = 2  # what the next product holds in shared memory must fit beside them
+EARLY_REGISTERS = 224
+LOG2_E = 1.4426950408889634
 COMBINED_AT_ONCE = tl.constexpr(16)
-MOST_FETCHED = tl.constexpr(512)  # positions of a program's first run that are asked for before its turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,21 +196,6 @@ def attend_run(
                 )  # fmt: skip
 
 
-@triton.jit
-def _fetch_run(
-    k_pool_ptr, v_pool_ptr, table_at, begin, end, place, slots_per_page, kv_head,
-    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_T: tl.constexpr, PAGE_TOKENS: tl.constexpr,
-):  # fmt: skip
-    """Keys and values of one KV head at begin .. end on their way into the L2 cache."""
-    half = tl.arange(0, 2)
-    for start in range(begin, end, BLOCK_T):
-        key = tl.minimum(start + tl.arange(0, BLOCK_T), end - 1)
-        cell = cell_in(tl.load(table_at + key // PAGE_TOKENS), place, slots_per_page, key, PAGE_TOKENS)
-        at = (cell * KV_HEADS + kv_head)[:, None] * HEAD_DIM + half[None, :] * (HEAD_DIM // 2)
-        fetch_lines((k_pool_ptr + at).to(tl.int64))
-        fetch_lines((v_pool_ptr + at).to(tl.int64))
-
-
 @triton.jit(
     do_not_specialize=["layer", "slots_per_page", "table_stride", "ahead_bytes"],
     do_not_specialize_on_alignment=["slots_ptr", "positions_ptr", "plane_slots_ptr"],
@@ -222,14 +207,9 @@ def decode_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_T: tl.constexpr, PIECE_T: tl.constexpr, PAGE_TOKENS: tl.constexpr,
     FUSED: tl.constexpr, PAIRS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_AHEAD: tl.constexpr,
-    EARLY: tl.constexpr, DTYPE: tl.constexpr,
+    DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Jobs (entry, KV head) go round the programs. q is rotated, or the QKV product when FUSED. scale has log2(e).
-
-    EARLY: the work list, addresses and all but the rows' own KV were complete before the launch before this one.
-    """
-    if EARLY:
-        gdc_launch_dependents()
+    """Jobs (entry, KV head) go round the programs. q is rotated, or the QKV product when FUSED. scale has log2(e)."""
     if HAS_AHEAD:
         # The first loads of a job wait for one another (entry, slot, page, keys); memory has nothing to do meanwhile.
         prefetch_share(ahead_ptr, tl.program_id(0), ahead_bytes)
@@ -238,16 +218,6 @@ def decode_kernel(
     jobs, run_tokens = tl.load(total_ptr) * KV_HEADS, tl.load(run_ptr)
     row = tl.where(tl.program_id(0) < jobs, row, 0)  # what a list holds beyond its end may name rows of another time
     slot, position, plane_slot = tl.load(slots_ptr + row), tl.load(positions_ptr + row), tl.load(plane_slots_ptr + row)
-    if EARLY:
-        if tl.program_id(0) < jobs:
-            begin = run * run_tokens
-            end = tl.minimum(tl.minimum(begin + run_tokens, begin + MOST_FETCHED), position + 1)
-            _fetch_run(
-                k_pool_ptr, v_pool_ptr, page_table_ptr + slot.to(tl.int64) * table_stride, begin, end,
-                plane_slot + layer, slots_per_page, tl.program_id(0) % KV_HEADS,
-                KV_HEADS, HEAD_DIM, BLOCK_T, PAGE_TOKENS,
-            )  # fmt: skip
-        gdc_wait()
     for job in range(tl.program_id(0), jobs, tl.num_programs(0)):
         # What the next job needs to know is on its way while this one runs.
         entry = job // KV_HEADS
@@ -318,6 +288,10 @@ def decode_attention(
     out = torch.empty(q.shape[0], heads * width, dtype=q.dtype, device=q.device) if out is None else out
     programs = min(work.most * kv_heads, multiprocessors(q.device) * config.programs_per_sm)
     turn = turning or Turning(q, q, False)
+    if early:
+        assert turning is not None and (piece, tile) == (PIECE, TILE), (piece, tile)
+        _run_early(q, heads, rows, work, scratch, k_pool, v_pool, layer, turning, out)
+        return out
     decode_kernel[(programs,)](
         q,
         k_pool,
@@ -343,7 +317,7 @@ def decode_attention(
         turn.cos.stride(0),
         rows.slots_per_page,
         layer,
-        width**-0.5 * 1.4426950408889634,
+        width**-0.5 * LOG2_E,
         ahead_bytes(ahead),
         HEADS=heads,
         KV_HEADS=kv_heads,
@@ -357,15 +331,71 @@ def decode_attention(
         PAIRS=turn.pairs,
         HAS_BIAS=turn.bias is not None,
         HAS_AHEAD=ahead_bytes(ahead) > 0,
-        EARLY=early,
         DTYPE=TL_DTYPES[q.dtype],
         enable_fp_fusion=True,
         num_warps=WARPS,
         num_stages=config.stages,
         maxnreg=config.registers,
-        **launch_options(early),
     )
     return out
+
+
+def _run_early(
+    qkv: Tensor,
+    heads: int,
+    rows: RowAddresses,
+    work: WorkList,
+    scratch: DecodeScratch,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    layer: int,
+    turn: Turning,
+    out: Tensor,
+) -> None:
+    _, page_tokens, kv_heads, width = k_pool.shape
+    programs = min(work.most * kv_heads, multiprocessors(qkv.device) * EARLY_PROGRAMS_PER_SM)
+    early_decode_kernel[(programs,)](
+        qkv,
+        k_pool,
+        v_pool,
+        out,
+        scratch.sums,
+        scratch.stats,
+        scratch.tickets,
+        work.items,
+        work.total,
+        work.piece,
+        qkv if turn.bias is None else turn.bias,
+        turn.cos,
+        turn.sin,
+        rows.slots,
+        rows.positions,
+        rows.plane_slots,
+        rows.page_table,
+        qkv.stride(0),
+        out.stride(0),
+        rows.page_table.stride(0),
+        turn.cos.stride(0),
+        rows.slots_per_page,
+        layer,
+        width**-0.5 * LOG2_E,
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        HEAD_DIM=width,
+        BLOCK_D=next_power(width),
+        BLOCK_G=max(16, next_power(heads // kv_heads)),
+        BLOCK_T=TILE,
+        PIECE_T=PIECE,
+        PAGE_TOKENS=page_tokens,
+        PAIRS=turn.pairs,
+        HAS_BIAS=turn.bias is not None,
+        DTYPE=TL_DTYPES[qkv.dtype],
+        WARPS=WARPS,
+        enable_fp_fusion=True,
+        num_warps=WARPS,
+        maxnreg=EARLY_REGISTERS,
+        launch_pdl=True,
+    )
 
 
 def plain_decode_attention(

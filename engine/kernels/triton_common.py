@@ -133,12 +133,6 @@ def prefetch_share(ptr, share, size_bytes):
         )
 
 
-@triton.jit
-def fetch_lines(at):
-    """Ask for the 128-byte lines at addresses `at` (any block of int64) to be brought into the L2 cache."""
-    tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at], tl.int32, is_pure=False, pack=1)
-
-
 @cache
 def starts_early(device: torch.device) -> bool:
     """Whether a launch on `device` may start while the one before it runs, as far as it reads nothing that is written

@@ -132,7 +132,7 @@ def test_decode_attention_keeps_everything_in_registers(
     sizes = {"q_stride16": N, "out_stride16": N, "turn_stride16": N, "layer": N, "scale": "fp32"}
     sizes |= {"ahead_bytes": N}
     constants = {"HEADS": heads, "KV_HEADS": kv_heads, "HEAD_DIM": width, "BLOCK_D": 128, "BLOCK_G": 16}
-    constants |= {"HAS_AHEAD": True, "EARLY": True}
+    constants |= {"HAS_AHEAD": True}
     constants |= {"BLOCK_T": decode_attention_triton.TILE, "PIECE_T": decode_attention_triton.PIECE}
     flags: dict[str, Any] = {"PAGE_TOKENS": 16, "FUSED": True, "PAIRS": pairs, "HAS_BIAS": pairs, "DTYPE": tl.bfloat16}
     config = decode_attention_triton.DecodeConfig()

@@ -21,6 +21,7 @@ from epicycle.engine.kernels.norm_triton import gate_logit, norm, norm_after, pl
 from epicycle.engine.kernels.plain import PlainOps
 from epicycle.engine.kernels.prompt_attention_triton import PromptConfig, plain_prompt_attention, prompt_attention
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, plain_rope_kv, rope_kv
+from epicycle.engine.kernels.triton_common import starts_early
 
 Report = dict[str, object]
 ROW_COUNTS = (1, 2, 16, 17, 32, 64, 96, 128, 256, 384, 512, 1024, 2048)
@@ -124,6 +125,7 @@ def check_decode(shape: Shape, run: int) -> Report:
     _poison_beyond(pool.v, batch.rows, lengths, 1)
     qkv = torch.randn(len(lengths), (shape.heads + 2 * shape.kv_heads) * shape.head_dim, device="cuda").bfloat16()
     fused_k, fused_v = pool.k.clone(), pool.v.clone()
+    early_k, early_v = pool.k.clone(), pool.v.clone()
     common = (shape.heads, batch.rows, batch.work, batch.scratch)
     fused = decode_attention(qkv, *common, fused_k, fused_v, 1, turning=turning)
     plain_k, plain_v = pool.k.clone(), pool.v.clone()
@@ -137,16 +139,28 @@ def check_decode(shape: Shape, run: int) -> Report:
     report["written_equal_share"] = float((pool.k == plain_k).float().mean())
     report["fused_equal"] = torch.equal(fused, out) and torch.equal(fused_k, pool.k)
     report["tickets_zero"] = int(batch.scratch.tickets.abs().sum()) == 0
-    alone = []
+    alone, early = [], []
     for row, length in enumerate(lengths):
         one = decode_batch(shape, pool, [length], run)
         rows = _one_row(batch.rows, row)
-        own = (shape.heads, rows, one.work, one.scratch, pool.k, pool.v, 1)
-        alone.append(decode_attention(q[row : row + 1], *own))
+        own = (shape.heads, rows, one.work, one.scratch)
+        alone.append(decode_attention(q[row : row + 1], *own, pool.k, pool.v, 1))
+        if starts_early(q.device):
+            at, again = qkv[row : row + 1], (early_k, early_v, 1)
+            early.append(decode_attention(at, *own, *again, turning=turning, early=True))
+            report["tickets_zero"] = bool(report["tickets_zero"]) and int(one.scratch.tickets.abs().sum()) == 0
     report["alone_equal"] = torch.equal(torch.cat(alone), out)
-    names = ("ok", "fused_equal", "tickets_zero", "alone_equal")
+    report["early_equal"] = not early or all(
+        torch.equal(*pair) for pair in ((torch.cat(early), out), (early_k, pool.k), (_bits(early_v), _bits(pool.v)))
+    )
+    names = ("ok", "fused_equal", "tickets_zero", "alone_equal", "early_equal")
     report["ok"] = all(bool(report[name]) for name in names)
     return report
+
+
+def _bits(values: Tensor) -> Tensor:
+    """Poison is not equal to itself."""
+    return values.view(torch.int16)
 
 
 def _one_row(rows: RowAddresses, row: int) -> RowAddresses:
