@@ -181,7 +181,8 @@ class DeviceTick:
         frame = self._frame(shape)
         state = self._enter(frame, has_prelude=True)
         for depth in range(self._slots.loops):
-            state, _ = self._backend.run_loop(state, frame.deeper(depth) if depth else frame)
+            at = frame.deeper(depth) if depth else frame
+            state, _ = self._backend.run_loop(state, at, wants_gate=False)
         self._backend.settle.token(frame, state)
 
     def _end(self, shape: TickShape, due: _Due) -> Reports | None:

@@ -16,10 +16,10 @@ from torch import Tensor
 from epicycle.engine.flash_attention import FlashParts, FlashRun, layer_view, slot_tables
 from epicycle.engine.frame import Frame
 from epicycle.engine.kernels.decode_attention_triton import PIECE, allocate_scratch, decode_attention, list_runs
+from epicycle.engine.kernels.early_check import early_holds
 from epicycle.engine.kernels.prompt_attention_triton import QUERY_TILE, PromptChunks, prompt_attention
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning, rope_kv
 from epicycle.engine.kernels.tick_triton import addresses, write_kv
-from epicycle.engine.kernels.triton_common import starts_early
 from epicycle.engine.kernels.work_triton import allocate_work, fill_work
 from epicycle.engine.pool import KvPool
 from epicycle.engine.tick_inputs import MOST_CHUNKS
@@ -50,10 +50,21 @@ class PagedAttention:
         entries = decode_rows * self._context_pieces
         self.work = allocate_work(entries, device)
         self.scratch = allocate_scratch(entries, decode_rows, heads, geometry.kv_heads, geometry.head_dim, device)
+        self._listed: tuple[Tensor, Tensor] | None = None  # positions and live rows of the last work list
+        shape = heads, geometry.kv_heads, geometry.head_dim, pool.page_tokens
+        self.is_early = early_holds(*shape, pool.k.dtype, device)
         self.prompt_work = allocate_work(-(-prompt_rows // QUERY_TILE) + MOST_CHUNKS, device)
 
     def rows(self, frame: Frame) -> PagedRows:
         return PagedRows(self, frame)
+
+    def has_listed(self, frame: Frame) -> bool:
+        """The work list is that of these rows already: deeper loops of a token read as far as its first. If not, the
+        caller lists them now."""
+        rows = frame.positions, frame.live
+        is_same = self._listed is not None and all(one is other for one, other in zip(self._listed, rows, strict=True))
+        self._listed = rows
+        return is_same
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +102,15 @@ class PagedRows:
         columns = self._planned()[is_once]
         shared, decode = self._attention, self._frame.decode_rows
         heads, pool = shared.heads, shared.pool
+        # The first launch of a traversal comes behind those that list its work.
+        early = is_planned and len(qkv) == 1 and shared.is_early
         out = torch.empty(len(qkv), heads * pool.geometry.head_dim, dtype=qkv.dtype, device=qkv.device)
         if decode:
             turns = decode < ROWS_TO_TURN_APART and shared.flash.decode is None
             q, at = qkv[:decode], self._addresses(columns[:, :decode])
             if not turns:
                 q = rope_kv(q, heads, turning, at, pool.k, pool.v, layer)
-            self._decode(q, layer, out[:decode], is_once=is_once, turning=turning if turns else None)
+            self._decode(q, layer, out[:decode], is_once=is_once, turning=turning if turns else None, early=early)
         if self._chunks is not None:
             q = rope_kv(qkv[decode:], heads, turning, self._addresses(columns[:, decode:]), pool.k, pool.v, layer)
             self._prompt(q, layer, out[decode:], is_once=is_once)
@@ -116,7 +129,16 @@ class PagedRows:
             self._prompt(flat[decode:], layer, out[decode:], is_once=is_once)
         return out.view(q.shape)
 
-    def _decode(self, q: Tensor, layer: int, out: Tensor, *, is_once: bool, turning: Turning | None = None) -> None:
+    def _decode(
+        self,
+        q: Tensor,
+        layer: int,
+        out: Tensor,
+        *,
+        is_once: bool,
+        turning: Turning | None = None,
+        early: bool = False,
+    ) -> None:
         """Into `out` [B, heads * d]; q has turned, or with `turning` is the product that hasn't."""
         shared = self._attention
         pool = shared.pool
@@ -126,8 +148,9 @@ class PagedRows:
             return
         at = self._addresses(self._planned()[is_once][:, : self._frame.decode_rows])
         decode_attention(
-            q, shared.heads, at, shared.work, shared.scratch, pool.k, pool.v, layer, turning=turning, out=out
-        )
+            q, shared.heads, at, shared.work, shared.scratch, pool.k, pool.v, layer, turning=turning, out=out,
+            early=early and turning is not None,
+        )  # fmt: skip
 
     def _prompt(self, q: Tensor, layer: int, out: Tensor, *, is_once: bool) -> None:
         """Into `out` [N, heads * d]."""
@@ -174,7 +197,7 @@ class PagedRows:
                 frame.slots, frame.positions, frame.depths, frame.live, shared.starts, frame.decode_rows
             )
             once = torch.stack((looped[0], looped[1], torch.zeros_like(looped[2]))) if self._has_once() else looped
-            if frame.decode_rows:
+            if frame.decode_rows and not shared.has_listed(frame):
                 list_runs(shared.work, sizes, shared.pool.geometry.kv_heads)
             if frame.prompt_rows:
                 self._chunks = self._plan_chunks(frame)

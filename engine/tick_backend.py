@@ -31,8 +31,9 @@ class Route(Protocol):
 
 
 class RunLoop(Protocol):
-    def __call__(self, state: Tensor, frame: Frame) -> tuple[Tensor, Tensor | None]:
-        """`LoopedModel.loop` of the frame's rows; what comes out for inert rows means nothing."""
+    def __call__(self, state: Tensor, frame: Frame, *, wants_gate: bool = True) -> tuple[Tensor, Tensor | None]:
+        """`LoopedModel.loop` of the frame's rows; what comes out for inert rows means nothing, and neither does the
+        gate where nobody wants it."""
         ...
 
 
@@ -54,7 +55,7 @@ def plain_backend(
     return TickBackend(
         attention=attention,
         route=plain_route,
-        run_loop=lambda state, frame: model.loop(state, attention.rows(frame)),
+        run_loop=lambda state, frame, wants_gate=True: model.loop(state, attention.rows(frame)),
         settle=PlainSettle(tensors, rule, needs, PlainCommit(pool)),
         line_up=PlainLineUp(model, tensors, attention),
         greedy=plain_greedy,

@@ -205,5 +205,5 @@ def kernel_backend(
 def _loop_runner(model: LoopedModel, ops: TritonOps, attention: PagedAttention) -> RunLoop:
     fused = fuse(model, ops)
     if fused is None:
-        return lambda state, frame: model.loop(state, attention.rows(frame))
-    return lambda state, frame: fused(state, attention.rows(frame))
+        return lambda state, frame, wants_gate=True: model.loop(state, attention.rows(frame))
+    return lambda state, frame, wants_gate=True: fused(state, attention.rows(frame), wants_gate=wants_gate)

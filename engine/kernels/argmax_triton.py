@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = tl.constexpr(4096)
+BLOCK = tl.constexpr(16384)  # few long steps: each waits for memory once
 
 
 @triton.jit
@@ -53,6 +53,6 @@ def argmax(logits: Tensor, count: Tensor | None = None) -> tuple[Tensor, Tensor]
         vocab,
         HAS_COUNT=count is not None,
         enable_fp_fusion=True,
-        num_warps=8,
+        num_warps=16,
     )
     return tokens, finite

@@ -6,7 +6,6 @@ the models' own `loop`, which stays the plain twin. Rotation and the KV write be
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,7 +28,10 @@ class ProductRows(Protocol):
         ...
 
 
-FusedLoop = Callable[[Tensor, ProductRows], tuple[Tensor, Tensor | None]]
+class FusedLoop(Protocol):
+    def __call__(
+        self, state: Tensor, rows: ProductRows, *, wants_gate: bool = True
+    ) -> tuple[Tensor, Tensor | None]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +83,10 @@ class FusedOuro:
         self._stack = _Stack(ops, layers, "sandwich", model.spec.norm_eps)
         self._model = model
 
-    def __call__(self, state: Tensor, rows: ProductRows) -> tuple[Tensor, Tensor | None]:
+    def __call__(self, state: Tensor, rows: ProductRows, *, wants_gate: bool = True) -> tuple[Tensor, Tensor | None]:
         model = self._model
         _, state = self._stack.run(state, rows, model.norm)
-        return state, gate_logit(state, model.gate, model.gate_bias)
+        return state, gate_logit(state, model.gate, model.gate_bias) if wants_gate else None
 
 
 class FusedHuginn:
@@ -101,7 +103,7 @@ class FusedHuginn:
         self._model = model
         self._ops = ops
 
-    def __call__(self, state: Tensor, rows: ProductRows) -> tuple[Tensor, Tensor | None]:
+    def __call__(self, state: Tensor, rows: ProductRows, *, wants_gate: bool = True) -> tuple[Tensor, Tensor | None]:
         latent = self._ops.linear(state, self._model.adapter)
         latent, _ = self._stack.run(latent, rows, None)
         return torch.cat((latent, state[:, self._model.spec.hidden_size :]), dim=1), None

@@ -51,6 +51,19 @@ def test_decode_attention_is_exact_and_invariant(model: str, run: int) -> None:
     assert report["ok"], report
 
 
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(16, 16, 128), (55, 55, 96), (48, 8, 128), (4, 2, 32)])
+def test_attention_of_one_row_may_begin_early_with_the_same_bits(heads: int, kv_heads: int, width: int) -> None:
+    import torch
+
+    from epicycle.engine.kernels.early_check import early_holds
+    from epicycle.engine.kernels.triton_common import starts_early
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    if not starts_early(device):
+        pytest.skip("this card starts no launch early")
+    assert early_holds(heads, kv_heads, width, 16, torch.bfloat16, device)
+
+
 def test_addresses_beyond_two_to_the_31st_element_are_right() -> None:
     from epicycle.engine.kernels.bench import checks
 

@@ -15,6 +15,7 @@ from epicycle.engine.kernels import (
     argmax_triton,
     commit_triton,
     decode_attention_triton,
+    early_decode_triton,
     early_triton,
     exit_triton,
     gemm_triton,
@@ -146,6 +147,31 @@ def test_decode_attention_keeps_everything_in_registers(
     )
     assert (0, 0) == (found.stack_bytes, found.spills)
     assert "LDGSTS" in found.sass
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "width", "pairs"), MODELS)
+def test_attention_of_one_row_asks_for_keys_before_it_waits(
+    heads: int, kv_heads: int, width: int, pairs: bool, tmp_path: Path
+) -> None:
+    turn = F if pairs else H
+    pointers = dict.fromkeys(("q_ptr", "k_pool_ptr", "v_pool_ptr", "out_ptr", "bias_ptr"), H)
+    pointers |= {"sums_ptr": F, "stats_ptr": F, "cos_ptr": turn, "sin_ptr": turn, "plane_slots_ptr": I}
+    pointers |= dict.fromkeys(("tickets_ptr", "items_ptr", "total_ptr", "run_ptr"), I)
+    sizes = {"q_stride16": N, "out_stride16": N, "turn_stride16": N, "layer": N, "scale": "fp32"}
+    constants: dict[str, Any] = {"HEADS": heads, "KV_HEADS": kv_heads, "HEAD_DIM": width, "BLOCK_D": 128, "BLOCK_G": 16}
+    constants |= {"BLOCK_T": decode_attention_triton.TILE, "PIECE_T": decode_attention_triton.PIECE}
+    constants |= {"PAGE_TOKENS": 16, "PAIRS": pairs, "HAS_BIAS": pairs, "WARPS": decode_attention_triton.WARPS}
+    found = compiled(
+        early_decode_triton.early_decode_kernel,
+        {**pointers, **sizes, **ROWS},
+        {**constants, "DTYPE": tl.bfloat16},
+        tmp_path,
+        num_warps=decode_attention_triton.WARPS,
+        maxnreg=decode_attention_triton.EARLY_REGISTERS,
+        launch_pdl=True,
+    )
+    assert (0, 0) == (found.stack_bytes, found.spills)
+    assert found.sass.index("LDGSTS.E.BYPASS.128") < found.sass.index("ACQBULK") < found.sass.index("HMMA.16816")
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "width", "pairs"), MODELS[:2])
