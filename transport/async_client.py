@@ -45,11 +45,10 @@ class Stream:
     request fails.
     """
 
-    def __init__(self, client: AsyncClient, ref: int, kind: str, body: bytes) -> None:
-        self.ref = ref
+    def __init__(self, client: AsyncClient, request: Generate) -> None:
+        self.ref = request.ref
         self._client = client
-        self._kind = kind
-        self._body = body
+        self._request = request
         self._arrived: deque[ToClient] = deque()
         self._wake = asyncio.Event()
         self._collector = Collector()
@@ -98,7 +97,7 @@ class Stream:
 
     async def _begin(self) -> None:
         try:
-            await self._client._start(self, self._kind, self._body)
+            await self._client._start(self, self._request)
         except BaseException:
             self._is_ended = True  # nothing will ever arrive
             raise
@@ -132,7 +131,7 @@ class AsyncClient:
     """A client on the running loop; all calls from that loop. Use `async with`, or close() at the end.
 
     `port` and `run_dir` choose the server; by default the only one that runs. Keyword parameters of a request are the
-    fields of the HTTP body (max_tokens, temperature, min_loops, exit_threshold, ...).
+    fields of the HTTP body (max_tokens, temperature, min_loops, exit_threshold, ...), and `traceparent`, HTTP's header.
     """
 
     def __init__(
@@ -200,7 +199,8 @@ class AsyncClient:
             return await stream.result()
 
     def _stream(self, kind: str, body: dict[str, Any]) -> Stream:
-        return Stream(self, next(self._refs), kind, msgspec.json.encode(body))
+        traceparent = body.pop("traceparent", "")
+        return Stream(self, Generate(next(self._refs), kind, msgspec.json.encode(body), traceparent))
 
     async def _find(self) -> Instance:
         try:
@@ -208,13 +208,13 @@ class AsyncClient:
         except RunDirError as error:
             raise ClientError("unreachable", str(error), 503) from error
 
-    async def _start(self, stream: Stream, kind: str, body: bytes) -> None:
+    async def _start(self, stream: Stream, request: Generate) -> None:
         """Send the request; from here on the stream gets exactly one terminal."""
         await self._connect()
         if stream._is_ended:  # cancelled meanwhile
             return
         try:
-            self._outbox.push(Generate(stream.ref, kind, body))
+            self._outbox.push(request)
         except WireError as error:
             raise ClientError("request_too_large", str(error), 413) from error
         except LinkFull as error:

@@ -68,7 +68,8 @@ class ClientEndpoint:
 
     async def _serve(self, key: Key, message: Generate) -> None:
         generation: Generation | None = None
-        trace = self._core.trace(f"zmq {message.kind}", {})
+        headers = {"traceparent": message.traceparent} if message.traceparent else {}
+        trace = self._core.trace(f"zmq {message.kind}", headers)
         try:
             with trace or contextlib.nullcontext():
                 served = self._core.admit()

@@ -64,7 +64,7 @@ def _row(ended: Ended, style: RowStyle, choice: int, prompt: Prompt) -> TraceRow
     wait_for = [request_id(ended.waited_for)] if ended.waited_for else []
     return TraceRow(
         request_id=request_id(ended.rids[choice]),
-        session_id=_session(ended.spec.session_id, style),
+        session_id=_session(ended.spec.conversation, style),
         timestamp=round(ended.sent_ms, 3),
         wait_for=wait_for,
         delay=round(ended.idle_ms, 3) if wait_for else None,

@@ -67,15 +67,15 @@ class Recorder:
         now_ms = self.now_ms()
         self._order.enter(rids[0])
         ended = Ended(spec, rids, now_ms, [[] for _ in rids], [""] * len(rids))
-        if spec.session_id in self._ends:
-            ended.waited_for, before_ms = self._ends[spec.session_id]
+        if spec.conversation in self._ends:
+            ended.waited_for, before_ms = self._ends[spec.conversation]
             ended.idle_ms = max(0.0, now_ms - before_ms)
         return ended
 
     def take(self, ended: Ended) -> None:
         made = [rid for rid, depths in zip(ended.rids, ended.depths, strict=True) if depths]
         self.tokenless += len(ended.rids) - len(made)
-        session = ended.spec.session_id
+        session = ended.spec.conversation
         if made and session:
             self._ends[session] = (made[0], ended.ended_ms)
             self._ends.move_to_end(session)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
+from dataclasses import replace
 
 from aiohttp import HttpVersion11, web
 
@@ -16,6 +17,7 @@ from epicycle.actors.gateway.answers import AnswerSink, envelope
 from epicycle.actors.gateway.core import Core
 from epicycle.actors.gateway.errors import ApiError
 from epicycle.actors.gateway.generation import Generation
+from epicycle.actors.gateway.ranges import LABEL_LIMIT
 from epicycle.actors.gateway.reading import read_json_body
 from epicycle.actors.gateway.request_trace import RequestTrace
 from epicycle.actors.gateway.served import Served
@@ -28,6 +30,7 @@ STREAM_HEADERS = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",
 }
+CONVERSATION_HEADER = "X-Session-Affinity"
 LAST_WRITE_S = 30.0  # a client that reads nothing may hold its connection this long after the end
 
 
@@ -56,10 +59,16 @@ async def _validated(request: web.Request, core: Core, validate: Validate) -> tu
     try:
         served = core.admit()
         content = await read_json_body(request, core.config.server)
-        return served, await validate(content, served)
+        return served, _named(await validate(content, served), request)
     except ApiError as error:
         core.metrics.rejections[error.code] += 1
         raise
+
+
+def _named(spec: Spec, request: web.Request) -> Spec:
+    """A recording takes the header for a session where the body names none."""
+    header = request.headers.get(CONVERSATION_HEADER, "")[:LABEL_LIMIT]
+    return replace(spec, conversation=header) if header and not spec.conversation else spec
 
 
 async def _answer(

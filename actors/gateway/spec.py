@@ -26,7 +26,8 @@ class Spec:
     """One request. Choice `p * n + c` is completion c of prompt p.
 
     `samplings` holds one Sampling per prompt, without the choice. `stop_ids` ends a sequence, `named_stop_ids` are
-    those of the client, which stop_reason reports. `messages` and `tools` are a chat's own.
+    those of the client, which stop_reason reports. `messages` and `tools` are a chat's own. `conversation` is what a
+    recording calls the session: `session_id`, which pins cached pages too, or the header that load generators send.
     """
 
     is_chat: bool
@@ -48,6 +49,7 @@ class Spec:
     noise_seed: int
     cache_salt: str
     session_id: str
+    conversation: str = ""
     messages: Sequence[msgspec.Struct] | None = None
     tools: list[dict[str, Any]] | None = None
 

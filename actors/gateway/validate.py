@@ -92,6 +92,7 @@ class Validator:
             noise_seed=_noise_seed(body, self._config),
             cache_salt=_label("cache_salt", body.cache_salt),
             session_id=_label("session_id", body.session_id),
+            conversation=body.session_id or "",
             messages=body.messages if isinstance(body, ChatBody) else None,
             tools=body.tools if isinstance(body, ChatBody) else None,
         )

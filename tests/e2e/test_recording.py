@@ -15,7 +15,7 @@ import pytest
 from epicycle.transport.config import RecordConfig
 from epicycle.transport.trace_rows import TraceRow, block_hashes, decode_row, encode_row
 from epicycle.transport.wire.control import Drain
-from tests.e2e.client import HELLO, Client
+from tests.e2e.client import COMPLETIONS, HELLO, Client
 from tests.fakes.stack import MOCK, UNLIMITED, Stack, until
 
 EARLY = {"exit_threshold": 0.5, "min_loops": 1, "ignore_eos": True}
@@ -72,6 +72,17 @@ async def test_turns_of_a_session_wait_for_one_another(recorded: Recorded, trace
     assert first.delay is None
     lasted_ms = first.meta["e2e_ms"]
     assert abs(first.timestamp + lasted_ms + second.delay - second.timestamp) < 0.01  # rounded to microseconds
+
+
+async def test_a_header_names_the_session_where_the_body_does_not(recorded: Recorded, trace: Path) -> None:
+    async with recorded(text=True) as (_, client):
+        for body in ({}, {}, {"session_id": "body"}):
+            headers = {"X-Session-Affinity": "header"}
+            await client.send("POST", COMPLETIONS, json={"prompt": "a", "max_tokens": 1, **body}, headers=headers)
+    first, second, third = rows(trace)
+
+    assert ["header", "header", "body"] == [row.session_id for row in (first, second, third)]
+    assert ([], [first.request_id], []) == (first.wait_for, second.wait_for, third.wait_for)
 
 
 async def test_text_is_recorded_when_asked_for(recorded: Recorded, trace: Path) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,6 +21,8 @@ from opentelemetry.trace import SpanKind, StatusCode, format_span_id, format_tra
 
 from epicycle.actors.gateway.telemetry import Telemetry, make_provider, traces_url
 from epicycle.transport.config import ConfigError, OtelConfig, load
+from epicycle.transport.dealer import Dealer
+from epicycle.transport.wire.client import Generate, ToClient
 from tests.e2e.client import HELLO, Client
 from tests.fakes.stack import MOCK, UNLIMITED, Stack, until
 
@@ -44,6 +47,10 @@ class Traced:
 
 @pytest.fixture
 async def traced(stack: Stack) -> Traced:
+    return trace_in_memory(stack)
+
+
+def trace_in_memory(stack: Stack) -> Traced:
     one = Traced(stack)
     provider = make_provider(OtelConfig(), "gw0", SimpleSpanProcessor(one.exporter))
     stack.gateway.core.telemetry = Telemetry(provider)
@@ -74,6 +81,24 @@ async def test_every_stage_of_a_request_is_a_span_in_the_clients_trace(traced: T
         told["gen_ai.request.model"],
         told["gen_ai.response.finish_reasons"],
     )
+
+
+async def test_zeromq_clients_are_traced_alike(short_dir: Path) -> None:
+    async with Stack(msgspec.structs.replace(MOCK, run_dir=str(short_dir))) as stack:
+        traced = trace_in_memory(stack)
+        address = next(end.address for end in stack.gateway_host.endpoints if end.link == "client")
+        heard: list[ToClient] = []
+        dealer = Dealer(address, ToClient, on_message=heard.append, on_lost=lambda: None)
+        assert await dealer.wait_connected(5)
+        body = msgspec.json.encode({"prompt": "a", "max_tokens": 2})
+        dealer.send(Generate(1, "completions", body, f"00-{TRACE}-{PARENT}-01"))
+        await until(lambda: "zmq completions" in traced.by_name())
+        dealer.close()
+        await asyncio.sleep(0)
+    root = traced.by_name()["zmq completions"]
+
+    assert root.context is not None and TRACE == format_trace_id(root.context.trace_id)
+    assert {*STAGES, "gateway.respond", "zmq completions"} == set(traced.by_name())
 
 
 async def test_stages_of_a_choice_lie_end_to_end_and_inside_the_request(traced: Traced) -> None:

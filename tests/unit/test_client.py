@@ -124,6 +124,12 @@ async def test_generate_adds_the_events_up(client: AsyncClient, server: FakeServ
     assert {"prompt": [5, 6], "max_tokens": 3} == msgspec.json.decode(server.gateway.asked[0].body)
 
 
+async def test_a_traceparent_travels_beside_the_body(client: AsyncClient, server: FakeServer) -> None:
+    await client.generate("a", traceparent="00-1-2-01")
+    (asked,) = server.gateway.asked
+    assert ("00-1-2-01", {"prompt": "a"}) == (asked.traceparent, msgspec.json.decode(asked.body))
+
+
 async def test_chat_sends_the_messages_and_the_fields(client: AsyncClient, server: FakeServer) -> None:
     messages = [{"role": "user", "content": "hi"}]
     assert "two words" == (await client.chat(messages, min_loops=2)).text

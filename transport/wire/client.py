@@ -10,11 +10,15 @@ from epicycle.transport.wire.base import Wire
 
 
 class Generate(Wire, frozen=True, tag=60):
-    """`ref` is the client's own number, unique on its connection. `kind`: completions or chat. `body`: JSON bytes."""
+    """`ref` is the client's own number, unique on its connection. `kind`: completions or chat. `body`: JSON bytes.
+
+    `traceparent` is the W3C header, empty where the client doesn't trace.
+    """
 
     ref: int
     kind: str
     body: bytes
+    traceparent: str = ""
 
 
 class Abort(Wire, frozen=True, tag=61):
