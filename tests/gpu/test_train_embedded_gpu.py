@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.slow,
     pytest.mark.timeout(600),
-    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),  # what torch.compile itself still uses
+    pytest.mark.filterwarnings("default"),  # torch.compile warns of what it does itself
 ]
 
 
