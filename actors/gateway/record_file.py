@@ -36,8 +36,7 @@ class LineFile:
         try:
             self._append(lines)
         except OSError:
-            with contextlib.suppress(OSError):  # a disk that can't even forget: the next write will tell
-                os.ftruncate(self._file, self._size)
+            self._forget()
             raise
         self._size += len(lines)
 
@@ -55,6 +54,13 @@ class LineFile:
         left = memoryview(lines)
         while left:
             left = left[os.write(self._file, left) :]
+
+    def _forget(self) -> None:
+        """Take back what a failed write left. Where even that fails, the next line goes into another file."""
+        try:
+            os.ftruncate(self._file, self._size)
+        except OSError:
+            self.close()
 
     def _open(self) -> None:
         self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

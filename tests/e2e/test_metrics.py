@@ -4,6 +4,7 @@ the dashboard without its metric.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Iterator
@@ -173,6 +174,24 @@ async def test_any_gateway_shows_what_the_others_count(stack: Stack) -> None:
         assert f'epicycle_requests_finished_total{{gateway="{gateway}",reason="length"}} 2.0' in page
         assert f'epicycle_ttft_seconds_count{{gateway="{gateway}"}} 2.0' in page
     assert 'vllm:request_success_total{finished_reason="length",model_name="m"} 4.0' in page
+
+
+async def test_scrapes_under_load_parse_and_counters_only_grow(stack: Stack) -> None:
+    before: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+    async with Client(stack.base_url) as client:
+        load = [asyncio.create_task(client.complete(f"story {at}", max_tokens=40)) for at in range(24)]
+        while not all(task.done() for task in load):
+            families = text_string_to_metric_families((await client.get("/metrics")).body.decode())
+            growing = [
+                sample for family in families if family.type in ("counter", "histogram") for sample in family.samples
+            ]
+            now = {(sample.name, frozenset(sample.labels.items())): sample.value for sample in growing}
+            assert [] == [key for key, value in before.items() if now[key] < value]
+            before = now
+        assert {200} == {(await task).status for task in load}
+        assert 24 == await client.metric('epicycle_requests_finished_total{gateway="gw0",reason="length"}')
+        assert 0 == await client.metric("epicycle_gateway_in_flight")
+    assert len(before) > 100
 
 
 def test_labels_of_several_executors_keep_their_histograms_apart() -> None:

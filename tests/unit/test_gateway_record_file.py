@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,26 +55,49 @@ def test_what_an_earlier_server_left_is_kept(tmp_path: Path) -> None:
     assert b"ours\n" == file.path.read_bytes()
 
 
-def test_a_line_that_does_not_fit_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+FILLS_UP = """
+import resource, sys
+from pathlib import Path
+from epicycle.actors.gateway.record_file import LineFile
+
+file = LineFile(Path(sys.argv[1]), part_bytes=0, keep_parts=0)
+file.write(b"before\\n")
+resource.setrlimit(resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))
+try:
+    file.write(b"too long\\n")  # the kernel takes three bytes of it
+except OSError as error:
+    print(type(error).__name__, error.errno)
+print(Path(sys.argv[1]).read_bytes())
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+file.write(b"after\\n")
+"""
+
+
+def test_a_line_that_does_not_fit_leaves_no_trace(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    words = [sys.executable, "-c", FILLS_UP, str(path)]
+    ended = subprocess.run(words, capture_output=True, text=True, check=True)
+
+    assert [f"OSError {errno.EFBIG}", repr(b"before\n")] == ended.stdout.splitlines()
+    assert b"before\nafter\n" == path.read_bytes()
+
+
+def test_a_line_that_cannot_be_taken_back_is_followed_by_another_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = LineFile(tmp_path / "run.jsonl", part_bytes=0, keep_parts=0)
     file.write(b"before\n")
-    room = [3]
-    real_write = os.write
 
-    def small_disk(number: int, data: memoryview) -> int:
-        if not room[0]:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        taken = real_write(number, data[: room[0]])
-        room[0] -= taken
-        return taken
+    def broken(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "write", small_disk)
-        with pytest.raises(OSError, match="No space left"):
-            file.write(b"too long\n")
-    assert b"before\n" == file.path.read_bytes()
+        patch.setattr(os, "write", broken)
+        patch.setattr(os, "ftruncate", broken)
+        with pytest.raises(OSError, match="Input/output"):
+            file.write(b"lost\n")
     file.write(b"after\n")
-    assert b"before\nafter\n" == file.path.read_bytes()
+    assert {"run.1.jsonl": b"before\n", "run.jsonl": b"after\n"} == contents(tmp_path)
 
 
 def test_a_folder_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
