@@ -60,6 +60,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--format", choices=("auto", *FORMATS), default="auto", help="auto: by the file's beginning")
     made.add_argument("--list-formats", action="store_true", help="say what each format is")
     made.add_argument("--workload", metavar="NAME", help="a workload of `epicycle bench` instead of a trace")
+    made.add_argument("--file", type=Path, help="workloads of your own, in the packaged file's form")
     _schedule_options(made.add_argument_group("schedule"))
     _request_options(made.add_argument_group("requests"))
     _reading_options(made.add_argument_group("reading"))
@@ -204,7 +205,7 @@ def _trace(arguments: argparse.Namespace, faults: Faults) -> TraceRows:
     if bool(arguments.trace) == bool(arguments.workload):
         raise ReplayError("give TRACE files or --workload NAME, one of both")
     if arguments.workload:
-        trace = open_workload(arguments.workload)
+        trace = open_workload(arguments.workload, arguments.file)
     else:
         limits = Limits(line_bytes=int(arguments.max_line_mib * (1 << 20)), growth=arguments.max_growth)
         trace = open_trace(arguments.trace, arguments.format, limits, faults)

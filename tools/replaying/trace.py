@@ -64,13 +64,13 @@ def _found(path: Path) -> Path:
     return found
 
 
-def open_workload(name: str) -> TraceRows:
+def open_workload(name: str, file: Path | None = None) -> TraceRows:
     """Raises ReplayError."""
     from epicycle.engine.models.config import read_spec
     from epicycle.engine.models.locate import locate
 
     try:
-        read = read_workloads()
+        read = read_workloads(file)
         workload = read.pick(name)
     except WorkloadError as error:
         raise ReplayError(str(error)) from None
