@@ -208,3 +208,23 @@ def test_hashes_need_a_vocabulary() -> None:
 def test_what_a_target_speaks_is_guessed_from_its_card(card: dict[str, Any], speaks: str) -> None:
     assert speaks == facts_of(card).speaks
     assert "plain" == facts_of(card, "plain").speaks
+
+
+def test_a_prompt_beyond_any_context_is_not_made_up() -> None:
+    maker = prompts()
+    assert maker.make(held(row("a", input_length=1 << 31))) is None
+    assert {"prompt over 4194304 tokens, dropped": 1} == dict(maker.touched)
+
+
+def test_an_answer_is_streamed_whatever_a_row_says() -> None:
+    assert body(row("a", token_ids=[9], extra={"stream": False}))["stream"]
+
+
+def test_what_was_said_is_forgotten_by_bytes_too() -> None:
+    maker = prompts()
+    maker.histories.most_bytes = 1000
+    for number in range(5):
+        one = held(row(f"{number}", "s", text_input="x" * 50, input_length=None))
+        maker.answered(one, make(maker, one), "y" * 50, None)
+    assert [True, True] == [maker.histories.of(f"{number}") is not None for number in (3, 4)]
+    assert maker.histories.of("0") is None

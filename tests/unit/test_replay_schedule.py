@@ -162,13 +162,13 @@ def test_a_trace_of_any_length_is_held_in_parts_only() -> None:
 
     def endless() -> object:
         nonlocal count
-        for count in range(50_000):
+        for count in range(20_000):
             yield row("", timestamp=float(count))
 
     played = play(scheduled(endless(), Timing(mode="trace"), read_ahead=100))  # type: ignore[arg-type]
-    assert 49_999 == count
+    assert 19_999 == count
     assert 100 >= played.most_held
-    assert 50_000 == len(played.sent)
+    assert 20_000 == len(played.sent)
 
 
 def test_a_conversation_of_many_turns_in_another_file_order() -> None:
@@ -179,3 +179,33 @@ def test_a_conversation_of_many_turns_in_another_file_order() -> None:
         sent = [played.sent[f"{session}-{turn}"] for turn in range(30)]
         assert sent == sorted(sent)
     assert 7 >= played.most_at_once
+
+
+@pytest.mark.parametrize(
+    ("rows", "field"),
+    [
+        ([row("a", "s"), row("b", "s", delay=1e15)], "delay"),
+        ([row("a", "s"), row("b", "s", tool_wait_ms=1e12)], "tool_wait_ms"),
+        ([row("a", timestamp=0.0), row("b", timestamp=1.7e12)], "timestamp"),
+    ],
+)
+def test_a_gap_that_nobody_would_wait_for_is_an_error_unless_gaps_are_capped(rows: list[TraceRow], field: str) -> None:
+    with pytest.raises(TraceError, match=f"{field}.*--gap-cap-s"):
+        scheduled(rows, Timing(mode="trace")).read()
+    assert 2 == len(play(scheduled(rows, Timing(mode="trace", gap_cap_ms=50.0))).sent)
+
+
+def test_no_more_bytes_are_read_ahead_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("epicycle.tools.replaying.schedule.READ_AHEAD_BYTES", 10_000)
+    rows = [row(f"{n}", text_input="x" * 1000, input_length=None) for n in range(500)]
+    played = play(scheduled(rows, concurrency=1))
+    assert 500 == len(played.sent)
+    assert 10 >= played.most_held
+
+
+def test_branches_that_never_come_are_not_remembered_for_ever() -> None:
+    faults = Faults()
+    rows = [row(f"{n}", branches=[f"nobody {n}"]) for n in range(300)]
+    schedule = scheduled(rows, faults=faults, read_ahead=20)
+    assert 300 == len(play(schedule).sent)
+    assert 280 == faults.skipped["branches to rows that never came"]

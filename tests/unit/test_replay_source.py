@@ -22,7 +22,7 @@ CHUNK_BYTES = Limits().chunk_bytes
 SMALL = Limits(line_bytes=1000, document_bytes=1000, growth_from=1 << 16)
 
 
-PART_BYTES = 1 << 16
+PART_BYTES = 1 << 14
 
 
 class Opened:
@@ -72,7 +72,7 @@ def peak_bytes(rows: int, monkeypatch: pytest.MonkeyPatch) -> int:
 
 def test_memory_does_not_grow_with_the_rows_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """The file of four million rows differs from these in its length only."""
-    short, long = peak_bytes(6_000, monkeypatch), peak_bytes(40_000, monkeypatch)
+    short, long = peak_bytes(3_000, monkeypatch), peak_bytes(18_000, monkeypatch)
     assert long < short + PART_BYTES
     assert long < 8 * PART_BYTES
 

@@ -19,6 +19,8 @@ from epicycle.tools.replaying.observed import Observed, RequestRecord
 
 PERCENTILES = (50, 90, 99)
 EXACT = 1 << 16
+LAST_TURN = 63  # later ones are summed with it
+MOST_KINDS = 100
 BIN = 1.005  # widths of bins once values are too many to keep: half a per cent
 LEAST_MS = 1e-3
 CURVE_POINTS = 200
@@ -141,8 +143,9 @@ class Figures:
         self.values["lag_ms"].add(record.lag_ms or 0.0)
         self.values["held_ms"].add(record.held_ms)
         if record.outcome == "failed":
-            self.failures[record.code] += 1
-            self.first_errors.setdefault(record.code, record.error)
+            code = record.code if record.code in self.failures or len(self.failures) < MOST_KINDS else "others"
+            self.failures[code] += 1
+            self.first_errors.setdefault(code, record.error)
             return
         self.finishes[record.finish_reason or "none"] += 1
         self._add_answer(record, seen)
@@ -169,7 +172,7 @@ class Figures:
             self.good_tokens += record.tokens_out
 
     def _add_hits(self, record: RequestRecord, times: Sequence[float]) -> None:
-        turn = self.turns.setdefault(record.turn, Turn())
+        turn = self.turns.setdefault(min(record.turn, LAST_TURN), Turn())
         turn.requests += 1
         turn.ttft_ms += times[0] - (record.sent_ms or 0.0) if times else 0.0
         if record.cached_tokens is None or not record.tokens_in:
@@ -212,7 +215,7 @@ class Figures:
                     "cache_hit_share": turn.cached / turn.tokens_in if turn.tokens_in else None,
                     "mean_ttft_ms": turn.ttft_ms / turn.requests,
                 }
-                for number, turn in sorted(self.turns.items())[:64]
+                for number, turn in sorted(self.turns.items())
             ],
         }
 

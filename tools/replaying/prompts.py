@@ -18,6 +18,9 @@ from epicycle.tools.replaying.synthesis import Synthesis
 from epicycle.transport.trace_rows import TraceRow
 
 DEFAULT_OUTPUT = 128
+LONGEST_PROMPT = 1 << 22  # tokens; beyond any context, and more than should be made up
+STREAMED = {"stream": True, "stream_options": {"include_usage": True}}  # whatever a row's extra fields say
+
 Over = Literal["drop", "cap"]
 OutputMode = Literal["trace", "exact", "cap"]
 ExitTraces = Literal["auto", "always", "never"]
@@ -63,6 +66,9 @@ class Prompts:
     def make(self, held: Held) -> Outgoing | None:
         """The request of a row whose turn has come; None where a limit drops it. Raises ReplayError."""
         row = held.row
+        if (row.input_length or 0) + (row.prefix_length or 0) > LONGEST_PROMPT:
+            self.touched[f"prompt over {LONGEST_PROMPT} tokens, dropped"] += 1
+            return None
         before = self._before(held)
         prompt, said, prompt_tokens = self._prompt(held, before)
         output = self._output(row)
@@ -157,8 +163,7 @@ class Prompts:
     def _fields(self, held: Held, output: int) -> dict[str, Any]:
         row, options, facts = held.row, self._options, self._facts
         mode = row.output_mode if options.output_mode == "trace" else options.output_mode
-        body: dict[str, Any] = {"model": facts.model, "max_tokens": output, "temperature": 0.0, "stream": True}
-        body["stream_options"] = {"include_usage": True}
+        body: dict[str, Any] = {"model": facts.model, "max_tokens": output, "temperature": 0.0}
         if facts.takes_ids_back:
             body["return_token_ids"] = True
             body["cache_salt"] = options.salt
@@ -173,7 +178,7 @@ class Prompts:
             body["max_tokens"] = min(output, len(depths))
             body["exit_trace"] = depths[: body["max_tokens"]]
             body["ignore_eos"] = True
-        return body | row.extra | options.fields
+        return body | row.extra | options.fields | STREAMED
 
     def _sends_depths(self) -> bool:
         asked = self._options.exit_traces

@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 
 from epicycle.tools.replaying.errors import Faults, TraceError
 from epicycle.tools.replaying.formats.base import Numbered
-from epicycle.tools.replaying.sessions import Session, Sessions
+from epicycle.tools.replaying.sessions import Session, Sessions, size_of
 from epicycle.tools.replaying.timing import Arrivals, Timing
-from epicycle.transport.trace_rows import TraceRow
+from epicycle.transport.trace_rows import TraceRow, TraceRowError
 
 READ_AHEAD = 10_000
+READ_AHEAD_BYTES = 256 << 20
 REMEMBERED = 1 << 18  # ids of rows that have ended; who waits for an older one waits for nobody known
 
 
@@ -36,6 +37,8 @@ class Held:
     turn: int = 0
     parent: str = ""
     stamp_ms: float | None = None
+    wait_ms: float = 0.0
+    size: int = 0
     missing: set[str] = field(default_factory=set)
     following: list[Held] = field(default_factory=list)
     has_parents: bool = False
@@ -46,7 +49,10 @@ class Held:
 
 
 class Schedule:
-    """Rows in, rows that are due out. `concurrency` bounds conversations under way; 0 doesn't."""
+    """Rows in, rows that are due out. `concurrency` bounds conversations under way; 0 doesn't.
+
+    `read_ahead` bounds the rows held, and about so many bytes of prompts bound them too.
+    """
 
     def __init__(
         self,
@@ -77,6 +83,7 @@ class Schedule:
         self._under_way = 0  # conversations with a slot
         self._sent = 0
         self._number = 0
+        self._bytes = 0
 
     @property
     def is_done(self) -> bool:
@@ -98,7 +105,7 @@ class Schedule:
 
     def read(self, now_ms: float = 0.0, most: int | None = None) -> None:
         """Read ahead, at most `most` rows now. Raises TraceError for rows and graphs that can't be used."""
-        while not self.is_at_end and len(self._held) < self._read_ahead and most != 0:
+        while not self.is_at_end and self._has_room() and most != 0:
             most = most if most is None else most - 1
             numbered = next(self._rows, None)
             if numbered is None:
@@ -107,6 +114,9 @@ class Schedule:
             else:
                 self.rows_read += 1
                 self._add(numbered, now_ms)
+
+    def _has_room(self) -> bool:
+        return not self._held or (len(self._held) < self._read_ahead and self._bytes < READ_AHEAD_BYTES)
 
     def take(self, now_ms: float) -> list[Held]:
         """The rows to be sent now. Raises TraceError where nothing can ever move again."""
@@ -159,8 +169,14 @@ class Schedule:
         if name in (row.wait_for or ()):
             self._faults.bad(TraceError(f"{name!r} waits for itself", line=line, field="wait_for"))
             return
+        try:
+            stamp_ms, wait_ms = self._arrivals.stamp(row), self._arrivals.wait(row)
+        except TraceRowError as error:
+            self._faults.bad(TraceError(str(error), line=line, field=error.field))
+            return
         session = self.sessions.of(row.session_id)
-        held = Held(name, line, row, session, session.turns, stamp_ms=self._arrivals.stamp(row))
+        held = Held(name, line, row, session, session.turns, stamp_ms=stamp_ms, wait_ms=wait_ms, size=size_of(row))
+        self._bytes += held.size
         parents = [session.last_id] if row.wait_for is None and session.last_id else list(row.wait_for or ())
         parents = list(dict.fromkeys(parents + self._branched.pop(name, [])))
         held.parent = self._history_of(session, parents)
@@ -199,6 +215,9 @@ class Schedule:
             other = self._held.get(child)
             if other is None and child not in self._ended:
                 self._branched.setdefault(child, []).append(held.id)
+                if len(self._branched) > self._read_ahead:
+                    del self._branched[next(iter(self._branched))]
+                    self._faults.skip("branches to rows that never came")
             elif other is not None and not other.is_sent and held.id not in other.missing and other is not held:
                 self._undue(other)
                 self._wait(other, held.id)
@@ -218,7 +237,7 @@ class Schedule:
         if not held.has_parents:
             held.due_ms = self._arrivals.root(held.stamp_ms)
         else:
-            held.due_ms = now_ms + self._arrivals.wait(row)
+            held.due_ms = now_ms + held.wait_ms
             if row.delay is None and held.stamp_ms is not None:
                 held.due_ms = max(held.due_ms, held.stamp_ms)
         held.session.live += 1
@@ -256,6 +275,7 @@ class Schedule:
     def _forget(self, held: Held, is_ok: bool) -> None:
         """Held no more; its end is remembered where a later row may wait for it."""
         del self._held[held.id]
+        self._bytes -= held.size
         if held.row.request_id or held.session.name:
             self._ended[held.id] = is_ok
         if len(self._ended) > REMEMBERED:

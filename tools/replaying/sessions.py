@@ -7,11 +7,16 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from epicycle.transport.trace_rows import TraceRow
+
 IDLE_SESSIONS = 16_384
 REMEMBERED_ROWS = 65_536
+REMEMBERED_BYTES = 256 << 20
+NUMBER_BYTES = 36  # of an int in a list
 
 
 @dataclass(eq=False)
@@ -26,6 +31,12 @@ class Said:
     own: Any
     reply: Any = None
     kept_tokens: int | None = None
+
+    @property
+    def size(self) -> int:
+        """About so many bytes, what was said before left out."""
+        own = _messages_bytes(self.own) if isinstance(self.own, list) else 4 * len(self.own)
+        return own + 4 * len(self.reply or ())
 
 
 @dataclass(eq=False)
@@ -81,17 +92,29 @@ class Histories:
     """What was said, by row; the oldest are forgotten, but stay as parts of what went on from them."""
 
     most: int = REMEMBERED_ROWS
-    forgotten: int = 0
+    most_bytes: int = REMEMBERED_BYTES
     _said: OrderedDict[str, Said] = field(default_factory=OrderedDict)
+    _bytes: int = 0
 
     def keep(self, name: str, said: Said) -> None:
         self._said[name] = said
-        if len(self._said) > self.most:
-            self._said.popitem(last=False)
+        self._bytes += said.size
+        while len(self._said) > 1 and (len(self._said) > self.most or self._bytes > self.most_bytes):
+            self._bytes -= self._said.popitem(last=False)[1].size
 
     def of(self, name: str) -> Said | None:
         """None for a row that said nothing, that failed, or that was forgotten."""
         return self._said.get(name)
+
+
+def size_of(row: TraceRow) -> int:
+    """About so many bytes of memory."""
+    numbers = len(row.hash_ids or ()) + len(row.token_ids or ()) + len(row.exit_depths or ())
+    return NUMBER_BYTES * numbers + len(row.text_input or "") + _messages_bytes(row.messages or ())
+
+
+def _messages_bytes(messages: Iterable[dict[str, Any]]) -> int:
+    return sum(len(str(value)) for message in messages for value in message.values())
 
 
 def ids_of(said: Said | None) -> array[int]:

@@ -10,7 +10,9 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
-from epicycle.transport.trace_rows import TraceRow
+from epicycle.transport.trace_rows import TraceRow, TraceRowError
+
+LONGEST_GAP_MS = 86_400_000.0  # longer ones are units mistaken, or a run that nobody would wait for
 
 Mode = Literal["closed", "trace", "rate"]
 
@@ -45,12 +47,16 @@ class Arrivals:
         self._roots = 0
 
     def stamp(self, row: TraceRow) -> float | None:
-        """The row's own time in the run; None where it has none or the schedule doesn't follow it."""
+        """The row's own time in the run; None where it has none or the schedule doesn't follow it.
+
+        Raises TraceRowError for a gap of more than a day.
+        """
         if self._timing.mode != "trace" or row.timestamp is None:
             return None
         gap_ms = row.timestamp - (row.timestamp if self._last_ms is None else self._last_ms)
+        kept_ms = self._checked(self.gap(gap_ms), "timestamp")
         self._last_ms = row.timestamp
-        self._at_ms += self.gap(gap_ms)
+        self._at_ms += kept_ms
         return self._at_ms
 
     def root(self, stamp_ms: float | None) -> float:
@@ -67,10 +73,17 @@ class Arrivals:
         return due_ms
 
     def wait(self, row: TraceRow) -> float:
-        """What passes between the end of the rows it waited for and the row."""
+        """What passes between the end of the rows it waited for and the row. Raises TraceRowError for over a day."""
         if self._timing.ignore_delays:
             return 0.0
-        return self.gap(row.delay or 0.0) + self.gap(row.tool_wait_ms)
+        delay_ms = self._checked(self.gap(row.delay or 0.0), "delay")
+        return delay_ms + self._checked(self.gap(row.tool_wait_ms), "tool_wait_ms")
+
+    @staticmethod
+    def _checked(gap_ms: float, field: str) -> float:
+        if gap_ms > LONGEST_GAP_MS:
+            raise TraceRowError(f"makes a gap of {gap_ms / LONGEST_GAP_MS:,.1f} days; cap gaps with --gap-cap-s", field)
+        return gap_ms
 
     def gap(self, gap_ms: float) -> float:
         """A gap as the run keeps it; rows may also go back in time."""

@@ -19,6 +19,7 @@ from epicycle.transport.trace_rows import BlockHash, Milliseconds, Tokens, Trace
 
 BLOCK_TOKENS = 64
 DEEPEST = 32
+MOST_OPEN = 256  # requests at once that later ones may wait for
 
 
 class Weka:
@@ -104,6 +105,7 @@ class _Stream:
             done = [one for one in done if one.id not in before]  # whoever waits for their followers waits for them
             ended = [one for one in ended if one.id not in before]
             row = self._row(request, f"{session}#{index}", session, time_s, ended)
+            done = done[1 - MOST_OPEN :]
             done.append(_Sent(row.request_id, _end_s(request, time_s), row.wait_for or []))
             yield row
 
