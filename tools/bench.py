@@ -169,7 +169,7 @@ def bench_sides(
     timed: dict[str, list[RunResult]] = {side.name: [] for side in sides}
     serve = engine_side if arguments.mode == "engine" else http_side
     with serve(options, arguments) as served:
-        for number in range(repeats + 1):
+        for number in range(1 if arguments.no_warm_up else 0, repeats + 1):
             for side, load in zip(sides, changed, strict=True):
                 measures_decode = number > 0 and not arguments.no_decode_window and not side.left_out(workload)
                 order = RunOrder(

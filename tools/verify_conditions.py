@@ -22,7 +22,7 @@ class Condition:
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
-    width: int = 8
+    width: int = 12
     is_staggered: bool = False
     grow_tokens: int = 0
     is_warm: bool = False
@@ -30,9 +30,9 @@ class Condition:
 
 
 CONDITIONS: dict[str, Condition] = {
-    "8-concurrent": Condition(),
+    "8-concurrent": Condition(width=8),
     "64-concurrent": Condition(width=64),
-    "slots-8": Condition(options={"slots": 8}),
+    "slots-8": Condition(options={"slots": 8}, width=8),
     "staggered": Condition(is_staggered=True),
     "growing-leases": Condition(grow_tokens=1),
     "prefix-hits": Condition(is_warm=True),
