@@ -7,6 +7,7 @@ is imported only when it is the configured kind) nor why the scheduler plans wha
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
@@ -16,16 +17,17 @@ import structlog
 from epicycle.actors import child
 from epicycle.actors.mock_pump import MockEngine
 from epicycle.actors.peer_names import gateway_number
-from epicycle.actors.ports import BeatFacts, Host, StepOutput, TickPump
+from epicycle.actors.ports import BeatFacts, Host, StepOutput, TickPump, TransferPort
 from epicycle.actors.step_reports import merge_reports
 from epicycle.actors.token_outbox import TokenOutboxes
-from epicycle.transport.config import Config
+from epicycle.transport.config import Config, TransferConfig
 from epicycle.transport.doorbell import Pollable
 from epicycle.transport.executors import config_for
 from epicycle.transport.link import DRAIN_LIMIT, Receiver
 from epicycle.transport.outbox import Outbox
 from epicycle.transport.wire.control import Capabilities, Drain, Endpoint, MailboxStat, PeerDown, PeerUp
 from epicycle.transport.wire.plan import Plan, Reset, ToExecutor
+from epicycle.transport.wire.transfer import ToPeer
 
 IDLE_S = 0.25  # the longest wait; the host sees from it that the loop turns
 RETRY_S = 0.002  # while a link has refused something
@@ -50,6 +52,11 @@ class LoadedEngine(Protocol):
 
     def canary(self) -> None:
         """Decode a token end to end; raises when that fails."""
+
+    def open_port(
+        self, config: TransferConfig, name: str, epoch: int, receiver: Receiver[ToPeer]
+    ) -> TransferPort | None:
+        """A way to exchange KV with other executors, for pumps made from then on; None where there can't be one."""
 
     def new_pump(self, epoch: int) -> TickPump: ...
 
@@ -76,6 +83,8 @@ class Executor:
         self._reports = Outbox("reports", 1, merge_reports)
         self._engine: LoadedEngine | None = None
         self._pump: TickPump | None = None
+        self._port: TransferPort | None = None
+        self._postponed: deque[ToExecutor] = deque()  # while transfers from before a Reset end
         self._reports_made = 0
         self._resident = 0  # joined and not ended, as far as messages tell
         self._has_work = False
@@ -92,19 +101,35 @@ class Executor:
         self._tokens.close()
         self._reports.disconnect()
         self._plans.close()
+        if self._port is not None:
+            self._port.close()
 
     def start(self) -> None:
         """Bind first, so that nobody finds a dead address; then load, and decode one token before saying Ready."""
         host = self._host
         self._plans = cast("Receiver[ToExecutor]", host.fabric.bind(host.name, host.epoch, "plan", ToExecutor))
-        engine = KINDS[host.config.executor.kind](config_for(host.config, host.name))
+        config = config_for(host.config, host.name)
+        engine = KINDS[host.config.executor.kind](config)
         engine.canary()
+        endpoints = [Endpoint(self._plans.link, self._plans.address)]
+        if config.transfer.connector != "off":
+            endpoints += self._open_port(engine, config.transfer)
         self._engine, self._pump = engine, engine.new_pump(host.epoch)
         capabilities = engine.capabilities()
         if host.config.server.served_model_name:
             capabilities = msgspec.structs.replace(capabilities, model_id=host.config.server.served_model_name)
         _log.info("pool", actor=host.name, plan=capabilities.plan_line)
-        host.ready([Endpoint(self._plans.link, self._plans.address)], capabilities)
+        host.ready(endpoints, capabilities)
+
+    def _open_port(self, engine: LoadedEngine, config: TransferConfig) -> list[Endpoint]:
+        host = self._host
+        receiver = cast("Receiver[ToPeer]", host.fabric.bind(host.name, host.epoch, "transfer", ToPeer))
+        self._port = engine.open_port(config, host.name, host.epoch, receiver)
+        if self._port is None:
+            receiver.close()
+            return []
+        self._port.start()
+        return [Endpoint(receiver.link, receiver.address)]
 
     def turn(self) -> None:
         """One round: the supervisor's words, plans, a tick, its results; waits only when there was nothing to do."""
@@ -112,14 +137,16 @@ class Executor:
         if self._is_stopped:
             return
         if not self.step():
-            self._host.wait([self._plans], RETRY_S if self._has_unsent() else IDLE_S)
+            waited: list[Pollable] = [self._plans] if self._port is None else [self._plans, self._port]
+            self._host.wait(waited, RETRY_S if self._has_unsent() else IDLE_S)
 
     def step(self) -> bool:
         """Whether anything was done. Never waits."""
         assert self._pump is not None, "start() comes first"
         messages = self._plans.drain()
-        for message in messages:
-            self._obey(self._pump, message)
+        self._postponed.extend(messages)
+        while self._postponed and (self._port is None or self._port.is_quiet):
+            self._obey(self._pump, self._postponed.popleft())
         self._has_work = self._pump.has_work()
         if self._has_work:
             self._pump.tick()
@@ -165,6 +192,8 @@ class Executor:
             self._tokens.connect(number, self._host.fabric.connect(links["tokens"]))
         elif "reports" in links:
             self._reports.connect(self._host.fabric.connect(links["reports"]))
+        elif "transfer" in links and self._port is not None:
+            self._port.peer_up(message.name, message.epoch, self._host.fabric.connect(links["transfer"]))
 
     def on_peer_down(self, message: PeerDown) -> None:
         """A dead gateway's tokens are dropped; reports for a dead control too, the next one starts with a Reset."""
@@ -173,6 +202,8 @@ class Executor:
             self._tokens.drop(number)
         elif message.name == "control":
             self._reports.disconnect()
+        elif self._port is not None:
+            self._port.peer_down(message.name, message.epoch)
 
     def on_drain(self, message: Drain) -> None:
         self._drain_by_s = self._clock() + message.deadline_ms / 1e3

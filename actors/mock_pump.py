@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from epicycle.actors.mock_model import mock_capabilities, mock_depth, mock_key, mock_logprob, mock_token
 from epicycle.actors.mock_pages import MockPages
-from epicycle.transport.config import Config
+from epicycle.actors.ports import TransferPort
+from epicycle.transport.config import Config, TransferConfig
 from epicycle.transport.tick_counters import TickCounters
 from epicycle.transport.token_columns import TokenColumns
 from epicycle.transport.wire.columns import F32, I32, pack, unpack, unpack_list
@@ -321,6 +322,10 @@ class MockEngine:
             pump.tick()
             fins += [message for message in pump.collect().to_gateways.get(0, []) if isinstance(message, Fin)]
         assert [(fin.reason, fin.tokens) for fin in fins] == [("length", 1)], fins
+
+    def open_port(self, config: TransferConfig, name: str, epoch: int, receiver: object) -> TransferPort | None:
+        """It has no KV to exchange."""
+        return None
 
     def new_pump(self, epoch: int) -> MockPump:
         return MockPump(self._facts, epoch, self._tick_s)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from epicycle.transport.config import Config
-from epicycle.transport.link import Fabric
+from epicycle.transport.link import Fabric, Sender
 from epicycle.transport.wire.control import Capabilities, Drain, Endpoint, HealthReply, MailboxStat, PeerDown, PeerUp
 from epicycle.transport.wire.output import ToGateway
 from epicycle.transport.wire.plan import Plan, StepReport
@@ -74,6 +74,25 @@ class SyncActor(Hosted, Protocol):
     """What the executor's `make_actor(host)` returns; `run` occupies the calling thread until on_stop."""
 
     def run(self) -> None: ...
+
+
+class TransferPort(Protocol):
+    """How an executor exchanges prompts' KV with others; `transport/wire/transfer.py` says what for. It runs on a
+    thread of its own, and is readable while the pump has something to hear from it."""
+
+    def start(self) -> None: ...
+
+    def peer_up(self, name: str, epoch: int, sender: Sender) -> None: ...
+
+    def peer_down(self, name: str, epoch: int) -> None: ...
+
+    @property
+    def is_quiet(self) -> bool:
+        """No transfer from before the pump's last reset touches the pool."""
+
+    def fileno(self) -> int: ...
+
+    def close(self) -> None: ...
 
 
 class StepOutput(Protocol):

@@ -53,18 +53,20 @@ from epicycle.engine.slots import MAX_LOGIT_BIAS, MAX_STOP_IDS, SlotTable
 from epicycle.engine.tick import EagerTick, Tick
 from epicycle.engine.tick_backend import plain_backend
 from epicycle.engine.tick_inputs import Ladder
-from epicycle.engine.transfer.connector import Connector
 from epicycle.engine.transfer.connectors import make_connector
+from epicycle.engine.transfer.facts import facts_of, weights_checksum
 from epicycle.engine.transfer.memory import Memory
 from epicycle.engine.transfer.port import TransferPort
 from epicycle.kvstore.plan import GIB, PoolPlan
 from epicycle.kvstore.reserve import pages_for
 from epicycle.transport.config import EngineConfig, TransferConfig
+from epicycle.transport.link import Receiver
 from epicycle.transport.wire.columns import I32, pack
 from epicycle.transport.wire.control import Capabilities
 from epicycle.transport.wire.output import Fin, TokenBatch
 from epicycle.transport.wire.plan import Join, Plan
 from epicycle.transport.wire.request import LoopBounds, Sampling
+from epicycle.transport.wire.transfer import ToPeer
 
 if TYPE_CHECKING:
     from epicycle.engine.graphs import CaptureReport
@@ -92,6 +94,10 @@ class Engine:
         self.rule = exits.load(self.rule_name, rule_setup(options, files, self.spec, self.device))
         self.heads = HeadRows(plan.slots, self.spec.hidden_size, pool.k.dtype, self.device)
         self._row_tile = row_tile
+        self.weights_checksum = ""
+        self.ops_line = f"{row_tile} rows at once"
+        self.port: TransferPort | None = None
+        self._transfer_config = TransferConfig()
         self._mover = make_mover(pool, host_pages(options, pool))
         kind = options.tick if options.tick != "auto" else "eager" if self.device.type == "cpu" else "device"
         self._has_device_tick = kind == "device"
@@ -124,6 +130,7 @@ class Engine:
                 tensors = random_weights(published, seed=options.random_seed, dtype=dtype, device=device)
             else:
                 tensors = load_weights(files.folder, published, dtype=dtype, device=device)
+        checksum = weights_checksum(tensors)
         model = assemble(spec, tensors, ops, options.start_state)
         on_progress("planning the KV pool")
         triton_ops = None if isinstance(ops, PlainOps | TiledOps) else ops
@@ -136,6 +143,9 @@ class Engine:
             pool = KvPool(layout, plan.total_pages, dtype, device)
             engine = cls(options, files, model, pool, plan, row_tile)
             engine._triton_ops, engine._flash, engine.attention = triton_ops, flash, attention
+            engine.weights_checksum = checksum
+            if isinstance(ops, TiledOps):
+                engine.ops_line = str(ops.tiling)
             engine.prepare(on_progress)
         return engine
 
@@ -155,13 +165,19 @@ class Engine:
             "whole_token_ticks_total": float(runs.whole_tokens),
             "graph_bytes": float(capture.bytes) if capture else 0.0,
             "graph_capture_seconds": capture.seconds if capture else 0.0,
+            **(self.port.counters() if self.port is not None else {}),
         }
 
-    def new_pump(
-        self, epoch: int, clock: Callable[[], float] = time.monotonic, transfers: TransferPort | None = None
-    ) -> Pump:
-        """A pump with empty slots. Pumps share the pool: use one at a time. `transfers` carries prompts' KV."""
-        return self.make_pump(*self._new_tick(), epoch, clock, transfers)
+    def new_pump(self, epoch: int, clock: Callable[[], float] = time.monotonic) -> Pump:
+        """A pump with empty slots. Pumps share the pool: use one at a time."""
+        return self.make_pump(*self._new_tick(), epoch, clock)
+
+    def open_port(self, config: TransferConfig, name: str, epoch: int, receiver: Receiver[ToPeer]) -> TransferPort:
+        """The way to exchange KV with other executors, for pumps made from now on. Raises EngineError."""
+        connector = make_connector(config, Memory.of(self.pool, self.heads), name, epoch)
+        self.port = TransferPort(connector, name, epoch, receiver, config)
+        self._transfer_config = config
+        return self.port
 
     def make_pump(
         self,
@@ -169,7 +185,6 @@ class Engine:
         tick: Tick,
         epoch: int,
         clock: Callable[[], float] = time.monotonic,
-        transfers: TransferPort | None = None,
     ) -> Pump:
         """A pump over a tick of one's own on `slots`, which nobody else uses."""
         return Pump(
@@ -184,13 +199,9 @@ class Engine:
             fixed_depth=self._is_fixed_depth,
             run_ahead_ticks=self.options.run_ahead_ticks,
             poison=self.options.poison,
-            transfers=transfers,
+            transfers=self.port,
             clock=clock,
         )
-
-    def connector(self, config: TransferConfig, name: str, epoch: int) -> Connector:
-        """What exchanges this engine's KV with other executors. Raises EngineError: no NIXL, or no use of it here."""
-        return make_connector(config, Memory.of(self.pool, self.heads), name, epoch)
 
     def _new_tick(self) -> tuple[SlotTable, Tick]:
         """Slots with nobody in them and a tick over them. On a GPU both are made once: graphs hold their addresses."""
@@ -287,6 +298,7 @@ class Engine:
         """The facts the others validate and account by."""
         facts, entry = self.pool.facts, self.rule_entry
         source: WeightSource = "random" if self.options.weights == "random" else "checkpoint"
+        fingerprint = weights_fingerprint(self.files, weights=source, seed=self.options.random_seed)
         return Capabilities(
             model_id=self.files.served_id,
             model_type=self.spec.model_type,
@@ -308,7 +320,7 @@ class Engine:
             device=str(self.device),
             prompt_chunk_tokens=self.chunk_tokens,
             run_ahead_ticks=self.options.run_ahead_ticks if self._has_device_tick else 1,
-            fingerprint=weights_fingerprint(self.files, weights=source, seed=self.options.random_seed),
+            fingerprint=fingerprint,
             versions=[f"torch {torch.__version__}", f"python {platform.python_version()}"],
             plan_line="; ".join(self._plan_lines()),
             max_logprobs=MAX_ALTERNATIVES,
@@ -319,4 +331,5 @@ class Engine:
             graph_bytes=self.capture.bytes if self.capture else 0,
             graph_ms=round(self.capture.seconds * 1e3) if self.capture else 0,
             host_pages=self._mover.total_pages,
+            transfer=facts_of(self, self._transfer_config, fingerprint) if self.port is not None else None,
         )

@@ -15,6 +15,7 @@ from epicycle.engine.transfer.blocks import Blocks
 from epicycle.engine.transfer.connector import Connector, TransferError
 from epicycle.engine.transfer.coverage import Coverage, CoverageError
 from epicycle.engine.transfer.outgoing import Outgoing, Posted, Ready
+from epicycle.engine.transfer.probe import PROBE, measure
 from epicycle.engine.transfer.units import Cut, Unit, pairs, runs_of, segments
 from epicycle.transport.codec import Decoder, encode
 from epicycle.transport.config import TransferConfig
@@ -82,6 +83,7 @@ class TransferCounts:
     late_messages: int = 0
     tail_s: float = 0.0
     tails_s: list[float] = field(default_factory=list)  # the last MOST_TAILS
+    link_bytes_per_s: dict[str, float] = field(default_factory=dict)  # by peer, when it was met
 
 
 MOST_TAILS = 1024
@@ -202,7 +204,9 @@ class Exchange:
             self._met[meet.name, meet.epoch] = meet
         elif peer.epoch == meet.epoch:
             try:
-                peer.blocks = self._connector.connect(meet)
+                blocks = self._connector.connect(meet)
+                self.counts.link_bytes_per_s[peer.name] = measure(self._connector, peer.name, blocks)
+                peer.blocks = blocks
             except TransferError as error:
                 peer.error = error
 
@@ -345,6 +349,8 @@ class Exchange:
             arrived = self._arrived(tag)
         except WireError:
             self.counts.late_messages += 1
+            return
+        if arrived.transfer == PROBE:
             return
         into = self._in.get(arrived.transfer)
         if into is None or into.is_failed or into.is_unwanted:

@@ -33,7 +33,7 @@ def find_nixl() -> ModuleType:
             module = importlib.import_module(f"{name}._api")
         except ImportError:
             continue
-        logging.getLogger(name).setLevel(logging.WARNING)
+        logging.getLogger("nixl").setLevel(logging.WARNING)  # whatever the build is called
         return module
     raise EngineError(
         "no_nixl",

@@ -85,12 +85,11 @@ class TransferPort:
 
     def counters(self) -> dict[str, float]:
         """What a heartbeat shows; any thread."""
-        counts = self._exchange.counts
+        counts, mine = self._exchange.counts, f'executor="{self._name}"'
         tails = sorted(counts.tails_s)
-        return {
-            "transfers_sent_total": counts.sent,
-            "transfers_received_total": counts.received,
-            "transfers_failed_total": counts.failed,
+        found: dict[str, float] = {
+            "transfer_sent_total": counts.sent,
+            "transfer_received_total": counts.received,
             "transfer_sent_bytes_total": counts.sent_bytes,
             "transfer_early_bytes_total": counts.early_bytes,
             "transfer_writes_total": counts.writes,
@@ -98,9 +97,12 @@ class TransferPort:
             "transfer_segments_total": counts.segments,
             "transfer_inflight_bytes": counts.inflight_bytes,
             "transfer_tail_seconds_total": counts.tail_s,
-            "transfer_tail_p50_seconds": tails[len(tails) // 2] if tails else 0.0,
+            "transfer_tail_median_seconds": tails[len(tails) // 2] if tails else 0.0,
             "transfer_late_messages_total": counts.late_messages,
         }
+        named = {f"{name}{{{mine}}}": value for name, value in found.items()}
+        rates = counts.link_bytes_per_s
+        return named | {f'transfer_link_bytes_per_second{{{mine},peer="{peer}"}}': rates[peer] for peer in list(rates)}
 
     def close(self) -> None:
         """End the thread and let go of the memory. Idempotent."""

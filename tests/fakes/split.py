@@ -18,7 +18,7 @@ from epicycle.engine.transfer.port import TransferPort
 from epicycle.transport.config import TransferConfig
 from epicycle.transport.link import Receiver
 from epicycle.transport.wire.columns import I32, pack, unpack_list
-from epicycle.transport.wire.plan import Evict, Join, Plan, StepReport
+from epicycle.transport.wire.plan import Join
 from epicycle.transport.wire.transfer import Export, Import, ToPeer, TransferFailure
 from tests.fakes.clock import FakeClock
 from tests.fakes.fabric import FakeFabric
@@ -47,8 +47,9 @@ class Side(Serving):
         self.fabric = fabric
         self.connector = connector or CopyConnector(Memory.of(engine.pool, engine.heads))
         self.clock = clock or FakeClock()
-        self.port = TransferPort(self.connector, name, epoch, receiver, limits, self.clock)
-        super().__init__(engine, engine.new_pump(EPOCH, transfers=self.port))
+        self.port = engine.port = TransferPort(self.connector, name, epoch, receiver, limits, self.clock)
+        super().__init__(engine, engine.new_pump(EPOCH))
+        engine.port = None
         self.failed: list[TransferFailure] = []
         self.freed: list[int] = []
 
@@ -172,6 +173,3 @@ def split_all(prefill: Engine, decode: Engine, asks: Sequence[Ask], limits: Tran
     split.run()
     assert not split.p.outcomes, "nobody hears of P's rows"
     return [split.d.outcomes[rid] for rid in rids]
-
-
-__all__ = ["EPOCH", "LIMITS", "Evict", "Plan", "Side", "Split", "StepReport", "split_all"]
