@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from array import array
 from pathlib import Path
@@ -14,12 +15,13 @@ from epicycle.tools.replaying.facts import Facts
 from epicycle.tools.replaying.figures import EXACT, Figures, Slo, Values
 from epicycle.tools.replaying.http_target import refusal, take_line
 from epicycle.tools.replaying.observed import Observed, RequestRecord, fill
+from epicycle.tools.replaying.progress import progress_bar
 from epicycle.tools.replaying.prompts import BodyOptions
 from epicycle.tools.replaying.run import Plan, run
 from epicycle.tools.replaying.timing import Timing
 from epicycle.tools.replaying.trace import TraceRows
 from epicycle.transport.trace_rows import TraceRow
-from tests.fakes.replay import EchoTarget, numbered, row
+from tests.fakes.replay import EchoTarget, numbered, row, scheduled
 
 OURS = Facts(model="m", speaks="epicycle", vocab_size=500, loops=4, exit_rule="ouro")
 TALK = [row("a0", "a", output_length=3), row("b0", "b", output_length=2), row("a1", "a"), row("c0"), row("a2", "a")]
@@ -205,3 +207,32 @@ def test_an_error_event_fails_the_request(line: bytes, code: str) -> None:
 )
 def test_a_refusal_is_told_by_code_and_text(content: bytes, code: str, text: str) -> None:
     assert (code, text, 502) == refusal(502, content)
+
+
+def test_what_a_model_thought_is_timed_but_is_no_reply() -> None:
+    seen = Observed(lambda: 1.0)
+    take_line(b'data: {"choices": [{"delta": {"reasoning_content": "hm"}}]}', seen)
+    take_line(b'data: {"choices": [{"delta": {"content": "yes"}}]}', seen)
+    assert ("yes", 2) == (seen.text, len(seen.token_ms))
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("stream", "is_wanted", "is_shown"), [
+    (Terminal(), True, True), (Terminal(), False, False), (io.StringIO(), True, False),
+])  # fmt: skip
+def test_the_bar_is_for_terminals_only(
+    stream: io.StringIO, is_wanted: bool, is_shown: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setenv("TERM", "xterm")
+    schedule = scheduled(TALK)
+    schedule.read()
+    figures = Figures()
+    with progress_bar(is_wanted=is_wanted) as bar:
+        figures.add(record(tokens_out=1), seen_at(150.0))
+        bar.show(figures, schedule)
+    assert is_shown == ("1/5 rows" in stream.getvalue())

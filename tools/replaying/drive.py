@@ -79,6 +79,7 @@ class _Run:
     async def _one(self, held: Held) -> None:
         record = RequestRecord(id=held.id, session=held.session.name, turn=held.turn, line=held.line)
         record.planned_ms, record.held_ms = held.due_ms, held.granted_ms - held.due_ms
+        record.tools = [str(one.get("tool_name") or one.get("name") or "tool") for one in held.row.tool_events]
         request = self._prompts.make(held)
         if request is None:
             record.outcome = "dropped"

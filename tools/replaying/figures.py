@@ -17,7 +17,7 @@ import numpy as np
 
 from epicycle.tools.replaying.observed import Observed, RequestRecord
 
-PERCENTILES = (50, 90, 99)
+PERCENTILES = (50, 90, 95, 99)
 EXACT = 1 << 16
 LAST_TURN = 63  # later ones are summed with it
 MOST_KINDS = 100
@@ -49,7 +49,7 @@ class Values:
             self._exact = array("d")
 
     def cuts(self) -> dict[str, float]:
-        """p50, p90, p99, mean, max and count; only the count of nothing."""
+        """p50, p90, p95, p99, mean, max and count; only the count of nothing."""
         if not self.count:
             return {"count": 0}
         shares = [share / 100 for share in PERCENTILES]

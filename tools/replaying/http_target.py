@@ -149,10 +149,9 @@ def take_line(line: bytes, seen: Observed) -> bool:
     if event.usage is not None:
         seen.usage = event.usage
     for choice in event.choices or ():
-        text = choice.text or ""
-        if choice.delta is not None:
-            text = (choice.delta.reasoning_content or "") + (choice.delta.content or "")
-        seen.token(text, choice.token_ids or [], choice.exit_depths or [])
+        delta = choice.delta or _Delta()
+        text, thought = choice.text or delta.content or "", delta.reasoning_content or ""
+        seen.token(text, choice.token_ids or [], choice.exit_depths or [], thought=thought)
         seen.finish_reason = choice.finish_reason or seen.finish_reason
     return False
 

@@ -40,10 +40,10 @@ class Observed:
         if self.first_byte_ms is None:
             self.first_byte_ms = self.clock()
 
-    def token(self, text: str, ids: list[int], depths: list[int]) -> None:
-        """One token event. Without ids it counts as one token if it has text."""
+    def token(self, text: str, ids: list[int], depths: list[int], *, thought: str = "") -> None:
+        """One token event. Without ids it counts as one token if it has text; what was `thought` is no reply."""
         now_ms = self.clock()
-        self.token_ms.extend([now_ms] * (len(ids) or bool(text)))
+        self.token_ms.extend([now_ms] * (len(ids) or bool(text or thought)))
         self.texts.append(text)
         self.ids += ids
         self.depths += depths
@@ -59,7 +59,7 @@ class RequestRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One row of the record. None: it never happened. `held_ms`: due, but its conversation had to wait for its turn.
 
     `lag_ms` is how much later than it could have been the client sent it. `tokens_in` and `cached_tokens` are the
-    server's counts, `prompt_tokens` what the client sent where it knows.
+    server's counts, `prompt_tokens` what the client sent where it knows. `tools` names what was waited for before.
     """
 
     id: str
@@ -81,6 +81,7 @@ class RequestRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     tokens_out: int = 0
     cached_tokens: int | None = None
     exit_depths: list[int] = []
+    tools: list[str] = []
     finish_reason: str = ""
     status: int = 0
     code: str = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from epicycle.tools.replaying.figures import Figures
@@ -13,11 +13,11 @@ from epicycle.tools.replaying.schedule import Schedule
 class Bar:
     """`update` after each record; costs next to nothing where nobody looks."""
 
-    def __init__(self, update: object = None) -> None:
+    def __init__(self, update: Callable[[Figures, Schedule], None] | None = None) -> None:
         self._update = update
 
     def show(self, figures: Figures, schedule: Schedule) -> None:
-        if callable(self._update):
+        if self._update is not None:
             self._update(figures, schedule)
 
 

@@ -43,7 +43,8 @@ class Timeline:
             return
         before_ms = self._ended_ms.get(name)
         if before_ms is not None and record.sent_ms > before_ms:
-            lane.spans.append((before_ms, record.sent_ms, WAIT, f"waited {record.sent_ms - before_ms:,.1f} ms"))
+            words = f"waited {record.sent_ms - before_ms:,.1f} ms {', '.join(record.tools)}"
+            lane.spans.append((before_ms, record.sent_ms, WAIT, words))
         self._ended_ms[name] = max(before_ms or 0.0, record.end_ms)
         label = f"{record.id}: turn {record.turn + 1}, {record.tokens_in or record.prompt_tokens or '?'} tokens in"
         if record.outcome == "failed" or record.first_token_ms is None:
