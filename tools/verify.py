@@ -80,6 +80,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--outputs", type=int, default=64, help="output tokens of each trial")
     made.add_argument("--longest-prompt", type=int, default=0, metavar="TOKENS", help="0: two chunks and a half")
     made.add_argument("--conditions", nargs="+", choices=CONDITIONS, default=list(CONDITIONS), metavar="NAME")
+    made.add_argument("--most-seconds", type=float, default=0.0, help="begin no condition after so long; 0: no limit")
     made.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", help="any other engine option")
     return made
 
@@ -132,16 +133,22 @@ class Verifier:
         del engine  # the keeper's alone, so that it can go before the next one is loaded
         print(f"{'alone':16} {len(trials):4} requests  {time.monotonic() - started_s:6.1f} s", flush=True)
         for name, count in zip(names, counts, strict=True):
-            self._try(name, trials[:count], solo)
+            if arguments.most_seconds and time.monotonic() - started_s > arguments.most_seconds:
+                self._skip(name, f"{arguments.most_seconds:.0f} s are over")
+            else:
+                self._try(name, trials[:count], solo)
         return self._verdict
+
+    def _skip(self, name: str, reason: str) -> None:
+        self._verdict.skipped[name] = reason
+        print(f"{name:16} skipped: {reason}", flush=True)
 
     def _runnable(self) -> list[str]:
         """Conditions to try, those on the plain engine first; says why others are skipped."""
         for name in self._arguments.conditions:
             reason = skip_reason(CONDITIONS[name], self._device)
             if reason:
-                self._verdict.skipped[name] = reason
-                print(f"{name:16} skipped: {reason}")
+                self._skip(name, reason)
         names = [name for name in self._arguments.conditions if name not in self._verdict.skipped]
         return sorted(names, key=lambda name: bool(CONDITIONS[name].options))
 

@@ -95,6 +95,13 @@ def test_no_trial_differs(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert {2} == {entry["trials"] for entry in report["conditions"].values()}
 
 
+def test_conditions_that_time_does_not_allow_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    more = ("--trials", "2", "--conditions", "8-concurrent", "staggered", "--most-seconds", "1e-9")
+    assert 0 == verify.main(words(folder, *more))
+    _, report = last_json(capsys)
+    assert ({}, {"8-concurrent", "staggered"}) == (report["conditions"], set(report["skipped"]))
+
+
 def test_random_weights_follow_listed_depths(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     more = ("--trials", "4", "--weights", "random", "--conditions", "8-concurrent", "staggered")
     assert 0 == verify.main(words(folder, *more))
