@@ -17,6 +17,7 @@ from epicycle.actors.gateway.errors import ApiError
 from epicycle.actors.gateway.generation import Generation
 from epicycle.actors.gateway.logprobs import CompletionLogprobs, chat_logprobs
 from epicycle.actors.gateway.pieces import NO_TOKEN, Piece, Usage
+from epicycle.actors.gateway.request_trace import RequestTrace
 from epicycle.actors.gateway.spec import Spec
 from epicycle.actors.gateway.tokenizer import ServedTokenizer
 from epicycle.transport.router import Router
@@ -67,7 +68,6 @@ class ClientEndpoint:
                 raise AssertionError(message)
 
     async def _serve(self, key: Key, message: Generate) -> None:
-        generation: Generation | None = None
         headers = {"traceparent": message.traceparent} if message.traceparent else {}
         trace = self._core.trace(f"zmq {message.kind}", headers)
         try:
@@ -76,19 +76,21 @@ class ClientEndpoint:
                 spec = await self._validate(message)
                 if trace is not None:
                     trace.validated(spec)
-                tokenizer = served.files.tokenizer
-                sink = ClientSink(self, key, spec, tokenizer)
-                generation = self._core.generation(spec, sink, tokenizer, trace)
-                self._running[key] = generation
-                await generation.start()
-                await sink.ended
+                await self._run(key, spec, served.files.tokenizer, trace)
         except ApiError as error:
             self._core.metrics.rejections[error.code] += 1
             self._fail(key, error)
+
+    async def _run(self, key: Key, spec: Spec, tokenizer: ServedTokenizer | None, trace: RequestTrace | None) -> None:
+        sink = ClientSink(self, key, spec, tokenizer)
+        generation = self._core.generation(spec, sink, tokenizer, trace)
+        self._running[key] = generation
+        try:
+            await generation.start()
+            await sink.ended
         finally:
-            self._running.pop(key, None)
-            if generation is not None:
-                generation.close()
+            del self._running[key]
+            generation.close()
 
     async def _validate(self, message: Generate) -> Spec:
         validator, served = self._core.validator, self._core.admit()

@@ -22,7 +22,7 @@ from opentelemetry.trace import SpanKind, StatusCode, format_span_id, format_tra
 from epicycle.actors.gateway.telemetry import Telemetry, make_provider, traces_url
 from epicycle.transport.config import ConfigError, OtelConfig, load
 from epicycle.transport.dealer import Dealer
-from epicycle.transport.wire.client import Generate, ToClient
+from epicycle.transport.wire.client import Abort, Generate, ToClient
 from tests.e2e.client import HELLO, Client
 from tests.fakes.stack import MOCK, UNLIMITED, Stack, until
 
@@ -83,22 +83,45 @@ async def test_every_stage_of_a_request_is_a_span_in_the_clients_trace(traced: T
     )
 
 
-async def test_zeromq_clients_are_traced_alike(short_dir: Path) -> None:
+@pytest.fixture
+async def reachable(short_dir: Path) -> AsyncIterator[Traced]:
+    """A server that ZeroMQ clients find too."""
     async with Stack(msgspec.structs.replace(MOCK, run_dir=str(short_dir))) as stack:
-        traced = trace_in_memory(stack)
-        address = next(end.address for end in stack.gateway_host.endpoints if end.link == "client")
-        heard: list[ToClient] = []
-        dealer = Dealer(address, ToClient, on_message=heard.append, on_lost=lambda: None)
-        assert await dealer.wait_connected(5)
-        body = msgspec.json.encode({"prompt": "a", "max_tokens": 2})
-        dealer.send(Generate(1, "completions", body, f"00-{TRACE}-{PARENT}-01"))
-        await until(lambda: "zmq completions" in traced.by_name())
-        dealer.close()
-        await asyncio.sleep(0)
-    root = traced.by_name()["zmq completions"]
+        yield trace_in_memory(stack)
+
+
+@pytest.fixture
+async def dealer(reachable: Traced) -> AsyncIterator[Dealer]:
+    address = next(end.address for end in reachable.stack.gateway_host.endpoints if end.link == "client")
+    made = Dealer(address, ToClient, on_message=lambda _: None, on_lost=lambda: None)
+    assert await made.wait_connected(5)
+    yield made
+    made.close()
+    await asyncio.sleep(0)
+
+
+async def test_zeromq_clients_are_traced_alike(reachable: Traced, dealer: Dealer) -> None:
+    body = msgspec.json.encode({"prompt": "a", "max_tokens": 2})
+    dealer.send(Generate(1, "completions", body, f"00-{TRACE}-{PARENT}-01"))
+    await until(lambda: "zmq completions" in reachable.by_name())
+    root = reachable.by_name()["zmq completions"]
 
     assert root.context is not None and TRACE == format_trace_id(root.context.trace_id)
-    assert {*STAGES, "gateway.respond", "zmq completions"} == set(traced.by_name())
+    assert {*STAGES, "gateway.respond", "zmq completions"} == set(reachable.by_name())
+
+
+async def test_an_aborted_zeromq_request_is_told_as_cancelled(reachable: Traced, dealer: Dealer) -> None:
+    reachable.stack.allow(6)
+    dealer.send(Generate(1, "completions", b'{"prompt": "a", "max_tokens": 900, "ignore_eos": true}'))
+    await reachable.stack.until_resident(1)
+    await until(lambda: reachable.stack.ticks_left == 0)
+    dealer.send(Abort(1))
+    await until(lambda: "zmq completions" in reachable.by_name())
+    reachable.stack.allow(UNLIMITED)
+    told: Any = reachable.by_name()["zmq completions"].attributes
+
+    assert ("cancelled",) == told["gen_ai.response.finish_reasons"]
+    assert 0 < told["gen_ai.usage.output_tokens"] < 900
 
 
 async def test_stages_of_a_choice_lie_end_to_end_and_inside_the_request(traced: Traced) -> None:
