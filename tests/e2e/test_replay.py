@@ -48,6 +48,7 @@ async def test_a_schedule_sends_every_row(schedule: str, base_url: str, tmp_path
     assert {"length": 18} == summary["finish_reasons"]
     assert summary["schedule_lag_ms"]["count"] == 18
     assert "epicycle" == summary["target"]["speaks"]
+    assert 16 == len(summary["target"]["server"]["config"])
 
 
 async def test_turns_that_go_on_find_their_history_in_the_cache(base_url: str, tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ class Played:
 
     sent: dict[str, float] = field(default_factory=dict)
     ended: dict[str, float] = field(default_factory=dict)
+    rows: dict[str, TraceRow] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
     most_at_once: int = 0
     most_held: int = 0
@@ -56,7 +57,7 @@ def play(schedule: Schedule, took_ms: float = 10.0, fails: Collection[str] = ())
     while not schedule.is_done:
         for held in schedule.take(now_ms):
             number += 1
-            played.sent[held.id] = now_ms
+            played.sent[held.id], played.rows[held.id] = now_ms, held.row
             heapq.heappush(flying, (now_ms + took_ms, number, held))
         played.most_at_once = max(played.most_at_once, len({one.session for _, _, one in flying}))
         played.most_held = max(played.most_held, schedule.held)

@@ -21,7 +21,7 @@ class TraceError(ReplayError):
     """A trace, or one row of it, that can't be used. `line` counts from 1; 0 where no line is at fault."""
 
     def __init__(self, text: str, *, path: str = "", line: int = 0, field: str = "") -> None:
-        where = f"{path}:{line}" if line else path
+        where = f"{path}:{line}" if path and line else (path or (f"line {line}" if line else ""))
         super().__init__(": ".join(part for part in (where, field, text) if part))
         self.line = line
         self.field = field

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -10,7 +10,7 @@ from typing import Any
 class Facts:
     """From the target's model card. `speaks` says what bodies may carry: ours, vllm, or plain OpenAI fields.
 
-    0 and empty where the card doesn't tell.
+    0 and empty where the card doesn't tell. `server` is what our server's /version says: build, configuration hash.
     """
 
     model: str
@@ -20,6 +20,7 @@ class Facts:
     loops: int = 0
     exit_rule: str = ""
     context_tokens: int = 0
+    server: dict[str, Any] = field(default_factory=dict)
 
     @property
     def takes_ids_back(self) -> bool:
@@ -27,7 +28,7 @@ class Facts:
         return self.speaks in ("epicycle", "vllm")
 
 
-def facts_of(card: dict[str, Any], speaks: str = "auto") -> Facts:
+def facts_of(card: dict[str, Any], speaks: str = "auto", server: dict[str, Any] | None = None) -> Facts:
     """`speaks` other than "auto" wins over what the card lets guess."""
     guess = "epicycle" if "exit_rule" in card else "vllm" if card.get("owned_by") == "vllm" else "plain"
     return Facts(
@@ -38,4 +39,5 @@ def facts_of(card: dict[str, Any], speaks: str = "auto") -> Facts:
         loops=int(card.get("loops") or 0),
         exit_rule=str(card.get("exit_rule") or ""),
         context_tokens=int(card.get("max_model_len") or card.get("context_length") or 0),
+        server=server or {},
     )

@@ -83,7 +83,15 @@ class HttpTarget:
         if card is None:
             names = ", ".join(str(one.get("id")) for one in cards)
             raise ReplayError(f"model {model!r} is not one of {names or 'none'} (--model)")
-        return facts_of(card, self._speaks)
+        return facts_of(card, self._speaks, await self._version())
+
+    async def _version(self) -> dict[str, Any]:
+        """What the server says of its build and configuration; empty where it doesn't."""
+        try:
+            async with self._session.get("/version") as answer:
+                return msgspec.json.decode(await answer.read(), type=dict[str, Any]) if answer.status == 200 else {}
+        except (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError):
+            return {}
 
     async def counters(self) -> dict[str, float]:
         """Our server's totals; empty from other servers."""
