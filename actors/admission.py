@@ -19,6 +19,7 @@ from epicycle.actors.control_messages import (
     ExecutorUp,
     GatewayLost,
     Left,
+    Pressed,
     Published,
     Room,
     StartDrain,
@@ -78,6 +79,7 @@ class Admission:
         self._early_cancels: OrderedDict[int, str] = OrderedDict()
         self._departures: deque[float] = deque(maxlen=DEPARTURES)
         self._is_draining = False
+        self._is_pressed = False  # the scheduler knows of somebody who finds no room
         self._is_dirty = False
 
     @property
@@ -208,7 +210,8 @@ class Admission:
 
     def _admit(self) -> None:
         """One pass of the policy; what it picks goes to the scheduler."""
-        if not self._waiting or self._routes.are_full:
+        if not self._waiting or not self._routes.are_open:
+            self._press(None)
             return
         head = self._ready(self._waiting.head(self._limits.scan_limit))
         taken: dict[int, Choice] = {}
@@ -225,7 +228,16 @@ class Admission:
             head[position].bypasses += passed
         for position in result.admitted:
             self._let_in(head[position], taken[position])
+        self._press(head[0] if head and 0 not in taken else None)
         self._is_dirty = bool(result.admitted)  # one pass looks at a bounded part of the queue
+
+    def _press(self, entry: Entry | None) -> None:
+        """Whoever is first and finds no room may be worth more than one that runs; None: nobody is."""
+        if entry is not None:
+            self._to_scheduler(Pressed(entry.rank, entry.pages, entry.most_tokens, entry.keys, entry.most_hits))
+        elif self._is_pressed:
+            self._to_scheduler(Pressed())
+        self._is_pressed = entry is not None
 
     def _ready(self, head: list[Entry]) -> list[Entry]:
         """All but those who should wait for a prompt that is being computed, or is about to be, and share it then.
@@ -275,6 +287,7 @@ class Admission:
             keys=entry.keys,
             most_hits=entry.most_hits,
             source_epoch=choice.source.epoch if choice.source is not None else 0,
+            rank=entry.rank,
         )
         self._to_scheduler(admit)
         self._time_limits.started(rid, now_s)

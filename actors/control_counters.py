@@ -28,7 +28,8 @@ def counters(admission: Admission, scheduler: Scheduler, kv: KvActor, refused_ve
     found |= {f'rejections_total{{code="{code}"}}': n for code, n in admission.rejections.items()}
     for name in names or [""]:
         totals, unit = scheduler.totals.get(name, UnitTotals()), units.get(name)
-        for key, value in (_of_totals(totals) | _of_unit(unit) | _of_pool(name, unit, kv)).items():
+        evicted = {"prefix_evicted_pages_total": totals.evicted_pages + (unit.leases.evicted_pages if unit else 0)}
+        for key, value in (_of_totals(totals) | evicted | _of_unit(unit) | _of_pool(name, unit, kv)).items():
             found[_labelled(key, name) if len(names) > 1 else key] = value
     return found
 
@@ -47,6 +48,9 @@ def _of_totals(totals: UnitTotals) -> dict[str, float]:
         'starved_total{kind="latency"}': total("starved_latency"),
         'starved_total{kind="pool"}': total("starved_pool"),
         "yielded_rows_total": totals.yielded_rows,
+        "preemptions_total": totals.preemption.preemptions,
+        "resumes_total": totals.preemption.resumes,
+        "preemption_refusals_total": totals.preemption.refusals,
         "prefix_query_tokens_total": totals.prefix_query_tokens,
         "prefix_hit_tokens_total": totals.prefix_hit_tokens,
         'stale_messages_total{actor="pump"}': total("stale_messages"),
@@ -61,6 +65,7 @@ def _of_unit(unit: Unit | None) -> dict[str, float]:
     return {
         "requests_running": unit.running if unit else 0,
         'requests_waiting{reason="prefill"}': unit.table.prefilling if unit else 0,
+        'requests_waiting{reason="preempted"}': len(unit.preemption) if unit else 0,
         "session_pinned_pages": unit.leases.pinned_pages if unit else 0,
         "plans_total": unit.plans.plans if unit else 0,
         "merged_plan_changes_total": unit.plans.merges if unit else 0,
@@ -71,7 +76,9 @@ def _of_pool(name: str, unit: Unit | None, kv: KvActor) -> dict[str, float]:
     if unit is None:
         return kv.gauges(name, 0, 0, 0)
     leases = unit.leases
-    return kv.gauges(name, leases.free_pages, leases.total_pages, leases.prefix_pages)
+    free, total = unit.preemption.host_pages
+    host: dict[str, float] = {'host_pages{state="free"}': free, 'host_pages{state="saved"}': total - free}
+    return host | kv.gauges(name, leases.free_pages, leases.total_pages, leases.prefix_pages)
 
 
 def _labelled(key: str, executor: str) -> str:

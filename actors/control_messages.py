@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from epicycle.actors.slot_table import LAST_RANK, NO_RANK, Rank
 from epicycle.transport.wire.control import Capabilities
 from epicycle.transport.wire.kv import Snapshot
 from epicycle.transport.wire.plan import StepReport
@@ -44,7 +45,7 @@ class Admit:
     """Give `submit` a slot and `pages` pages of an executor now; admission has seen that both are there.
 
     `keys` are those of its prompt's full pages; it may share what is cached of the first `most_hits`. `source_epoch`:
-    the executor that computes the prompt; 0: the same one.
+    the executor that computes the prompt; 0: the same one. `rank`: its place in the queue.
     """
 
     submit: Submit
@@ -55,6 +56,7 @@ class Admit:
     keys: tuple[bytes, ...] = ()
     most_hits: int = 0
     source_epoch: int = 0
+    rank: Rank = NO_RANK
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +78,26 @@ class WithdrawAll:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What admission may give away of an executor: slots, and pages net of what running rows are owed."""
+    """What admission may give away of an executor: slots, and pages net of what running rows are owed; to whom goes
+    before `before`, the best of the requests that are saved and come back first."""
 
     executor_epoch: int
     slots: int
     pages: int
+    before: Rank
+
+
+@dataclass(frozen=True, slots=True)
+class Pressed:
+    """The best of those that wait finds no room: lower ones may have to make way. It would claim `pages` pages; those
+    of the first `most_hits` of `keys` may be cached. Not for an executor whose context is below `most_tokens`. The last
+    rank of all: nobody waits for room any more."""
+
+    rank: Rank = LAST_RANK
+    pages: int = 0
+    most_tokens: int = 0
+    keys: tuple[bytes, ...] = ()
+    most_hits: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,5 +136,7 @@ class StartDrain:
 
 
 ToAdmission = Submit | Cancel | ExecutorUp | ExecutorDown | GatewayLost | Room | Published | Left | Again | StartDrain
-ToScheduler = StepReport | Admit | Withdraw | WithdrawAll | ResetCache | ExecutorUp | ExecutorDown | GatewayLost
+ToScheduler = (
+    StepReport | Admit | Pressed | Withdraw | WithdrawAll | ResetCache | ExecutorUp | ExecutorDown | GatewayLost
+)
 ToKv = Snapshot | PoolIdle

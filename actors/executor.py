@@ -161,7 +161,7 @@ class Executor:
         match message:
             case Plan(control_epoch=control_epoch) if control_epoch == self._control_epoch:
                 pump.apply(message)
-                self._resident += len(message.joins)
+                self._resident += len(message.joins) + len(message.resumes)
             case Reset(epoch=epoch, control_epoch=control_epoch) if self._is_news(epoch, control_epoch):
                 pump.reset(control_epoch)
                 self._control_epoch = control_epoch
@@ -178,7 +178,8 @@ class Executor:
         if output.report is not None:
             self._reports_made += 1
             self._reports.push(output.report)
-            self._resident = max(0, self._resident - len(output.report.freed_slots) // 4)
+            left = len(output.report.freed_slots) + len(output.report.saved_slots)
+            self._resident = max(0, self._resident - left // 4)
         for gateway, messages in output.to_gateways.items():
             self._tokens.push(gateway, messages)
 

@@ -1,9 +1,9 @@
 """Leases: which pages a slot may write, which it shares, when it gets more, and who yields when the pool is dry.
 
 Owns the page pool with its prefix cache. With lifetime reservation a lease never changes; incremental ones grow at
-their low-water mark. When no page is left and none is about to come back, the youngest row is told that its lease is
-final: it ends with `length`, and its pages go to the others. So somebody always advances. It must not know links,
-gateways or clocks.
+their low-water mark. When no page is left and none is about to come back the leases are dry: somebody has to leave the
+device, or, where nobody can, the row of the lowest rank is told that its lease is final: it ends with `length`, and its
+pages go to the others. So somebody always advances. It must not know links, gateways, clocks, or who leaves.
 """
 
 from __future__ import annotations
@@ -85,6 +85,11 @@ class Leases:
         return self._pool.index.pinned_pages
 
     @property
+    def evicted_pages(self) -> int:
+        """Cached pages given up to make room, so far."""
+        return self._pool.index.evicted_pages
+
+    @property
     def spare_pages(self) -> int:
         """Pages a newcomer may claim, cached ones that nobody uses among them.
 
@@ -98,8 +103,7 @@ class Leases:
             return 0
         if self._rule.grow_tokens is None:
             return self._pool.available_pages
-        owed_pages = len(self._growing) * pages_for(self._rule.grow_tokens, self._rule.page_tokens)
-        return max(0, self._pool.available_pages - owed_pages)
+        return max(0, self._pool.available_pages - len(self._growing) * self._step_pages)
 
     def census(self) -> Census:
         return self._pool.census()
@@ -155,6 +159,45 @@ class Leases:
             if 0 <= slot < len(grow_at) and held[slot] > grow_at[slot] and slot not in self._ending:
                 self._hungry.add(slot)
 
+    def held_pages(self, slot: int) -> int:
+        """Pages in the row's table, shared ones too."""
+        return self._held[slot]
+
+    def owed_pages(self, slot: int) -> int:
+        """Pages that stay back for the row's growth."""
+        return self._step_pages if slot in self._growing else 0
+
+    @property
+    def _step_pages(self) -> int:
+        return pages_for(self._rule.grow_tokens, self._rule.page_tokens) if self._rule.grow_tokens is not None else 0
+
+    def park(self, slot: int) -> None:
+        """The row is on its way out: its pages stay as they are until `leave`."""
+        self.end(slot)
+        self._pool.park(slot)
+
+    def leave(self, slot: int) -> tuple[tuple[bytes, ...], Hashable]:
+        """The row has been saved: its pages are free, or cached. Its prompt's keys and its session go with it."""
+        session = self._sessions.pop(slot, None)
+        keys = self._pool.release(slot, has_prompt=self._table.has_prompt(slot))
+        self._forget(slot)
+        return keys, session
+
+    def may_resume(self, keys: Sequence[bytes], tokens: int, prompt_tokens: int, max_tokens: int) -> bool:
+        """There is room for a saved row, and for a step of growth more where it has company."""
+        if not self._table:
+            return True
+        pages = self._rule.pages_to_go_on(tokens, prompt_tokens, max(1, max_tokens))
+        cost_pages = pages - self.in_use(keys[: tokens // self._rule.page_tokens])
+        return cost_pages + self._step_pages <= self.spare_pages
+
+    def reopen(self, slot: int, keys: Sequence[bytes], session: Hashable) -> Lease:
+        """Claim the pages of a row that comes back, `table.tokens` positions of which were written."""
+        table = self._table
+        tokens = table.tokens[slot]
+        pages = self._rule.pages_to_go_on(tokens, table.prompt_tokens[slot], self._outputs(slot))
+        return self.open(slot, pages, keys, tokens // self._rule.page_tokens, session)
+
     def end(self, slot: int) -> None:
         """The row is on its way out: no growth for it, and others may wait for its pages."""
         self._ending.add(slot)
@@ -166,6 +209,9 @@ class Leases:
         session = self._sessions.pop(slot, None)
         if session is not None:
             self._pool.index.pin(session, keys, now_s + self._limits.pin_s, self._limits.pin_pages)
+        self._forget(slot)
+
+    def _forget(self, slot: int) -> None:
         self._grow_at[slot] = NEVER
         for rows in (self._growing, self._hungry, self._ending):
             rows.discard(slot)
@@ -176,15 +222,18 @@ class Leases:
         return self._pool.obtainable_pages if len(self._table) == 1 else self._pool.available_pages
 
     def serve(self) -> list[Grow]:
-        """Growth for rows that wait for it, oldest first; at most one row a call is told to yield."""
+        """Growth for rows that wait for it, the highest rank first, as long as there are pages."""
         grows: list[Grow] = []
-        for slot in sorted(self._hungry, key=self._table.arrivals.__getitem__):
+        for slot in sorted(self._hungry, key=self._table.ranks.__getitem__):
             if self._growth_pages == 0:
                 break
             grows.append(self._grow(slot))
-        if self._hungry and self._growth_pages == 0 and not self._ending:
-            grows.append(self._yield_youngest())
         return grows
+
+    @property
+    def is_dry(self) -> bool:
+        """A row waits for pages, there are none, and none are about to come back."""
+        return bool(self._hungry) and self._growth_pages == 0 and not self._ending
 
     def _grow(self, slot: int) -> Grow:
         """Up to a whole step; what is there when that is less, and the row stays hungry if it is still low."""
@@ -199,10 +248,10 @@ class Leases:
             self._hungry.discard(slot)
         return Grow(slot, table.gens[slot], pack(I32, pages), self._held[slot] * self._rule.page_tokens)
 
-    def _yield_youngest(self) -> Grow:
-        """The row that joined last ends. When others wait its lease stops where it is, so that they need not starve."""
+    def yield_lowest(self) -> Grow:
+        """The row of the lowest rank ends. Where others wait its lease stops where it is: they need not starve then."""
         table = self._table
-        slot = max((slot for slot in table if slot not in self._ending), key=table.arrivals.__getitem__)
+        slot = max((slot for slot in table if slot not in self._ending), key=table.ranks.__getitem__)
         others_wait = bool(self._hungry - {slot})
         limit_tokens = self._held[slot] * self._rule.page_tokens
         if others_wait:

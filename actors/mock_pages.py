@@ -17,6 +17,7 @@ class MockPages:
     def __init__(self, page_tokens: int) -> None:
         self._page_bytes = 4 * page_tokens
         self._contents: dict[int, int] = {}
+        self._saved: dict[int, tuple[int, int]] = {}  # by host page: whose, and which page of its table
 
     def join(self, join: Join) -> None:
         """A row takes its pages: those of its prefix hold what its prompt says, the others are its to write."""
@@ -32,6 +33,24 @@ class MockPages:
     def write(self, join: Join) -> None:
         """The row's prompt is computed."""
         self._contents.update(zip(unpack(I32, join.pages), self._checksums(join), strict=False))
+
+    def save(self, rid: int, host_pages: list[int]) -> None:
+        """The pages of a row's table are copied to these."""
+        self._saved.update((page, (rid, place)) for place, page in enumerate(host_pages))
+
+    def load(self, join: Join, written_tokens: int, attached: int, host_pages: list[int]) -> None:
+        """A row comes back: `attached` pages hold its prompt still, the others are its own from `host_pages`."""
+        pages: list[int] = unpack(I32, join.pages).tolist()
+        sums = self._checksums(join)
+        held = [self._contents.get(page) for page in pages[:attached]]
+        assert held == sums[:attached], f"pages {pages[:attached]} don't hold the prompt of {join.rid}"
+        copied = [self._saved.get(page) for page in host_pages]
+        assert copied == [(join.rid, attached + place) for place in range(len(host_pages))], copied
+        live = -(-4 * written_tokens // self._page_bytes)
+        assert attached + len(host_pages) == live, f"{join.rid} has {live} pages, {attached} + {len(host_pages)} came"
+        self._spoil(pages[attached:])
+        if 4 * written_tokens >= len(join.prompt):
+            self._contents.update(zip(pages, sums, strict=False))
 
     def _spoil(self, pages: list[int]) -> None:
         for page in pages:

@@ -10,8 +10,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from epicycle.actors.mock_model import mock_capabilities, mock_depth, mock_key, mock_logprob, mock_token
 from epicycle.actors.mock_pages import MockPages
+from epicycle.actors.mock_shelf import MockShelf
 from epicycle.actors.ports import TransferPort
 from epicycle.transport.config import Config, TransferConfig
 from epicycle.transport.tick_counters import TickCounters
@@ -19,10 +22,13 @@ from epicycle.transport.token_columns import TokenColumns
 from epicycle.transport.wire.columns import F32, I32, pack, unpack, unpack_list
 from epicycle.transport.wire.control import Capabilities
 from epicycle.transport.wire.output import Fin, PrefixHit, PromptLogprobs, ToGateway
-from epicycle.transport.wire.plan import Evict, Grow, Join, Plan, StepReport
+from epicycle.transport.wire.plan import Drop, Evict, Grow, Join, Plan, Resume, StepReport
 from epicycle.transport.wire.request import LoopBounds, Sampling
 
-POOL_WARNING = "the KV pool ran dry: output ends early; serve with more KV memory or fewer slots"
+POOL_WARNING = (
+    "the KV pool ran dry: output ends early; serve with more KV memory (engine.kv_memory_bytes), with more host memory "
+    "to save requests in (engine.host_kv_bytes), or with fewer slots"
+)
 
 
 @dataclass
@@ -77,6 +83,8 @@ class MockPump:
 
     def _forget_rows(self) -> None:
         self._rows: dict[int, MockRow] = {}
+        self._shelf: MockShelf[MockRow] = MockShelf()
+        self._saved: list[tuple[int, int, int]] = []  # slot, gen, positions that hold anything
         self._moved: dict[int, tuple[int, int]] = {}  # slot -> gen, positions that hold KV
         self._freed: list[tuple[int, int]] = []
         self._batches: dict[int, TokenColumns] = {}
@@ -94,6 +102,10 @@ class MockPump:
         if plan.epoch != self._epoch:
             self.counters.stale_messages += 1
             return
+        for drop in plan.drops:
+            self._drop(drop)
+        for resume in plan.resumes:
+            self._resume(resume)
         for evict in plan.evicts:
             self._evict(evict)
         for grow in plan.grows:
@@ -105,11 +117,20 @@ class MockPump:
         self._has_report = True
 
     def has_work(self) -> bool:
-        return self._has_report or bool(self._fins) or any(not self._is_starved(row) for row in self._rows.values())
+        return self._has_report or bool(self._fins) or self._shelf.is_busy or bool(self._runnable())
+
+    def _runnable(self) -> list[MockRow]:
+        moving = self._shelf.is_moving
+        return [row for row in self._rows.values() if not moving(row.join.slot) and not self._is_starved(row)]
 
     def tick(self) -> None:
         """Every row that may write its next position advances; the others wait for their leases to grow."""
-        rows = [row for row in self._rows.values() if not self._is_starved(row)]
+        for row in self._shelf.tick():
+            self._saved.append((row.join.slot, row.join.gen, row.written_tokens))
+            self._moved.pop(row.join.slot, None)
+            self._shelf.away[row.join.rid] = row
+            del self._rows[row.join.slot]
+        rows = self._runnable()
         if not rows:
             return
         if self._tick_s > 0:
@@ -128,9 +149,9 @@ class MockPump:
             to_gateways.setdefault(gateway, []).append(batch.pack(self._epoch))
         for gateway, fins in self._fins.items():
             to_gateways.setdefault(gateway, []).extend(fins)
-        report = self._report() if self._has_report or self._moved or self._freed else None
+        report = self._report() if self._has_report or self._moved or self._freed or self._saved else None
         self._before, self._batches, self._fins = {}, {}, {}
-        self._moved, self._freed, self._has_report = {}, [], False
+        self._moved, self._freed, self._saved, self._has_report = {}, [], [], False
         return MockOutput(report=report, to_gateways=to_gateways)
 
     def _report(self) -> StepReport:
@@ -143,6 +164,9 @@ class MockPump:
             tokens=pack(I32, [tokens for _, tokens in self._moved.values()]),
             freed_slots=pack(I32, [slot for slot, _ in self._freed]),
             freed_gens=pack(I32, [gen for _, gen in self._freed]),
+            saved_slots=pack(I32, [slot for slot, _, _ in self._saved]),
+            saved_gens=pack(I32, [gen for _, gen, _ in self._saved]),
+            saved_tokens=pack(I32, [tokens for _, _, tokens in self._saved]),
             **self.counters.report_fields(),
         )
 
@@ -193,8 +217,33 @@ class MockPump:
 
     def _evict(self, evict: Evict) -> None:
         row = self._find(evict.slot, evict.gen)
-        if row is not None:
+        if row is None:
+            return
+        if evict.reason == "preempt":
+            self._pages.save(row.join.rid, unpack_list(I32, evict.host_pages))
+            self._shelf.leave(row.join.slot, row)
+        else:
             self._finish(row, evict.reason, message=evict.message)
+
+    def _resume(self, resume: Resume) -> None:
+        row = self._shelf.away.pop(resume.rid, None)
+        if row is None:
+            self.counters.stale_messages += 1
+            return
+        assert resume.slot not in self._rows, resume
+        row.join = msgspec.structs.replace(row.join, slot=resume.slot, gen=resume.gen, pages=resume.pages)
+        row.pages, row.limit_tokens = len(resume.pages) // 4, resume.limit_tokens
+        host_pages = unpack_list(I32, resume.host_pages)
+        self._pages.load(row.join, row.written_tokens, resume.attached_pages, host_pages)
+        self._rows[resume.slot] = row
+        self._shelf.come(resume.slot, row)
+
+    def _drop(self, drop: Drop) -> None:
+        row = self._shelf.away.pop(drop.rid, None)
+        if row is None:
+            self.counters.stale_messages += 1
+        else:
+            self._say_end(row, drop.reason, message=drop.message)
 
     def _is_starved(self, row: MockRow) -> bool:
         return not row.prefill_ticks and row.written_tokens >= row.limit_tokens
@@ -285,6 +334,12 @@ class MockPump:
             batch.top_logprobs.extend([mock_logprob(token)] * k)
 
     def _finish(self, row: MockRow, reason: str, message: str = "", warning: str = "") -> None:
+        self._say_end(row, reason, message, warning)
+        self._shelf.forget(row.join.slot)
+        self._freed.append((row.join.slot, row.join.gen))
+        del self._rows[row.join.slot]
+
+    def _say_end(self, row: MockRow, reason: str, message: str = "", warning: str = "") -> None:
         now_s = self._clock()
         first_s = row.first_token_s or now_s
         fin = Fin(
@@ -299,8 +354,6 @@ class MockPump:
             decode_ms=(now_s - first_s) * 1e3,
         )
         self._fins.setdefault(row.join.gateway, []).append(fin)
-        self._freed.append((row.join.slot, row.join.gen))
-        del self._rows[row.join.slot]
 
 
 class MockEngine:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from epicycle.transport.errors import LinkFull
 from epicycle.transport.link import Sender
-from epicycle.transport.wire.plan import Evict, Grow, Join, Plan, Reset
+from epicycle.transport.wire.plan import Drop, Evict, Grow, Join, Plan, Reset, Resume
 
 JOIN_BYTES = 16 << 20  # prompts and tables of one Plan; a frame holds 64 MiB
 
@@ -26,11 +26,21 @@ class PlanOutbox:
         self._joins: dict[int, Join] = {}
         self._grows: dict[int, Grow] = {}
         self._evicts: dict[int, Evict] = {}
+        self._resumes: dict[int, Resume] = {}
+        self._drops: list[Drop] = []
         self._is_refused = False
 
     @property
     def has_pending(self) -> bool:
-        return bool(self._reset or self._joins or self._grows or self._evicts)
+        return bool(self._reset) or self._has_changes
+
+    @property
+    def _has_changes(self) -> bool:
+        return bool(self._joins or self._grows or self._evicts or self._resumes or self._drops)
+
+    def is_unsent(self, slot: int) -> bool:
+        """The executor has not been told of the row in `slot`."""
+        return slot in self._joins or slot in self._resumes
 
     def join(self, join: Join) -> None:
         self._count()
@@ -48,6 +58,19 @@ class PlanOutbox:
         self._grows.pop(evict.slot, None)
         self._evicts[evict.slot] = evict
 
+    def resume(self, resume: Resume) -> None:
+        self._count()
+        self._resumes[resume.slot] = resume
+
+    def drop(self, drop: Drop) -> None:
+        self._count()
+        self._drops.append(drop)
+
+    def take_back(self, slot: int) -> Resume | None:
+        """Take back a resume that was not sent; None when it was."""
+        self._grows.pop(slot, None)
+        return self._resumes.pop(slot, None)
+
     def withdraw(self, slot: int) -> Join | None:
         """Take back a join that was not sent; None when it was."""
         return self._joins.pop(slot, None)
@@ -64,7 +87,7 @@ class PlanOutbox:
             if self._reset is not None:
                 self.sender.send(self._reset)
                 self._reset = None
-            while self._joins or self._grows or self._evicts:
+            while self._has_changes:
                 sent += self._send_plan()
         except LinkFull:
             self._is_refused = True
@@ -81,9 +104,13 @@ class PlanOutbox:
             grows=list(self._grows.values()),
             evicts=list(self._evicts.values()),
             control_epoch=self._control_epoch,
+            resumes=list(self._resumes.values()),
+            drops=self._drops.copy(),
         )
         self.sender.send(plan)
         self.plans += 1
+        self._resumes.clear()
+        self._drops.clear()
         self._grows.clear()
         self._evicts.clear()
         for join in joins:

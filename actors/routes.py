@@ -13,6 +13,7 @@ from typing import Protocol
 from epicycle.actors import refusals
 from epicycle.actors.control_messages import Room
 from epicycle.actors.prefix_policy import PrefixPolicy
+from epicycle.actors.slot_table import LAST_RANK, Rank
 from epicycle.actors.waiting import Entry
 from epicycle.kvstore.reserve import ReserveRule, pages_for
 from epicycle.transport.wire.control import Capabilities
@@ -54,6 +55,7 @@ class Route:
     role: str = "full"
     slots: int = 0
     pages: int = 0
+    before: Rank = LAST_RANK  # of saved requests, which go first
     booked_tokens: int = 0  # of prompts given to it since then
 
     @property
@@ -114,9 +116,9 @@ class Routes:
         if route is None:
             return False
         route.booked_tokens = 0
-        if (route.slots, route.pages) == (room.slots, room.pages):
+        if (route.slots, route.pages, route.before) == (room.slots, room.pages, room.before):
             return False
-        route.slots, route.pages = room.slots, room.pages
+        route.slots, route.pages, route.before = room.slots, room.pages, room.before
         return True
 
     def refusal(self, submit: Submit) -> Rejected | None:
@@ -162,7 +164,8 @@ class Routes:
         return self._unit(route.epoch).leases.known(entry.keys[: entry.most_hits])
 
     def _has_room(self, entry: Entry, route: Route, cost_pages: int) -> bool:
-        return route.slots > 0 and cost_pages <= route.pages and entry.most_tokens <= route.facts.context_tokens
+        is_next = entry.rank < route.before and entry.most_tokens <= route.facts.context_tokens
+        return is_next and route.slots > 0 and cost_pages <= route.pages
 
     def _score(self, entry: Entry, route: Route) -> float:
         """Best is where the least is left to do: the share of its pages that it doesn't find there, plus the load.

@@ -19,6 +19,7 @@ from epicycle.actors.control_messages import (
     ExecutorUp,
     GatewayLost,
     Left,
+    Pressed,
     ToAdmission,
     ToKv,
     ToScheduler,
@@ -26,6 +27,7 @@ from epicycle.actors.control_messages import (
     WithdrawAll,
 )
 from epicycle.actors.inbox import Inbox
+from epicycle.actors.preemption import Newcomer
 from epicycle.actors.transfers import Transfer, Transfers
 from epicycle.actors.unit import Unit, UnitTotals, Ways
 from epicycle.transport.config import Config
@@ -33,6 +35,8 @@ from epicycle.transport.link import Sender
 from epicycle.transport.wire.plan import StepReport
 from epicycle.transport.wire.request import CacheReset, ResetCache, Verdict
 from epicycle.transport.wire.transfer import Export, Import
+
+PREFILL = "prefill"
 
 _log = structlog.get_logger()
 
@@ -69,8 +73,8 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        """Slots in use."""
-        return sum(unit.running for unit in self.units)
+        """Requests in slots, and those that are saved."""
+        return sum(unit.running + len(unit.preemption) for unit in self.units)
 
     @property
     def has_pending(self) -> bool:
@@ -102,14 +106,14 @@ class Scheduler:
                 self._report(message)
             case Admit():
                 self._admit(message)
+            case Pressed():
+                self._make_way(message)
             case Withdraw(rid=rid, reason=reason, message=text):
                 self._withdraw(rid, reason, text)
             case WithdrawAll(reason=reason, message=text):
-                self._withdraw_where(lambda unit, slot: True, reason, text)
+                self._withdraw_where(lambda gateway: True, reason, text)
             case GatewayLost(number=number):
-                self._withdraw_where(
-                    lambda unit, slot: unit.table.gateways[slot] == number, "cancelled", "its gateway is gone"
-                )
+                self._withdraw_where(lambda gateway: gateway == number, "cancelled", "its gateway is gone")
             case ResetCache(ref=ref, gateway=gateway):
                 freed_pages = sum(unit.leases.reset_cache() for unit in self.units)
                 self._ways.answer(gateway, CacheReset(ref, freed_pages))
@@ -139,13 +143,24 @@ class Scheduler:
         target.admit(admit, Import(transfer.id, source.name, source.epoch))
         source.compute(admit, Export(transfer.id, target.name, target.epoch))
 
+    def _make_way(self, pressed: Pressed) -> None:
+        """On the first executor where that gives the request room."""
+        for unit in self.units:
+            unit.preemption.first_waiting = pressed.rank
+        for unit in self.units if pressed.pages else ():
+            if unit.role == PREFILL or pressed.most_tokens > unit.context_tokens:
+                continue
+            pages = pressed.pages - unit.leases.in_use(pressed.keys[: pressed.most_hits])
+            if unit.make_way(Newcomer(pressed.rank, pages)):
+                return
+
     def _withdraw(self, rid: int, reason: str, message: str) -> None:
         self.transfers.withdraw(rid, refusals.withdrawn(rid, reason, message))
         for unit in self.units:
             unit.withdraw(rid, reason, message, self._clock())
 
-    def _withdraw_where(self, is_meant: Callable[[Unit, int], bool], reason: str, message: str) -> None:
-        meant = {unit.table.rids[slot]: None for unit in self.units for slot in unit.table if is_meant(unit, slot)}
+    def _withdraw_where(self, is_meant: Callable[[int], bool], reason: str, message: str) -> None:
+        meant = {rid: None for unit in self.units for rid, gateway in unit.requests if is_meant(gateway)}
         for rid in meant:
             self._withdraw(rid, reason, message)
 
@@ -203,7 +218,7 @@ class Scheduler:
         unit = self._units.pop(epoch, None)
         if unit is None:
             return
-        for rid in unit.rids:
+        for rid, _ in unit.requests:
             transfer = self.transfers.of(rid)
             if transfer is not None and transfer.target == epoch:
                 self.transfers.close(rid)

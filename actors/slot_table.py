@@ -6,9 +6,23 @@ apart. It must not know pages, plans or clocks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 FREE = -1
+
+
+class Rank(NamedTuple):
+    """Who goes before whom, the smallest first: by order in the queue (aged priority), then by arrival."""
+
+    order: float
+    arrival: int
+    priority: int
+
+
+NO_RANK = Rank(0.0, 0, 0)
+LAST_RANK = Rank(math.inf, 0, 0)
 
 
 class SlotTable:
@@ -18,7 +32,7 @@ class SlotTable:
         self.rids = [FREE] * slots
         self.gens = [0] * slots
         self.gateways = [0] * slots
-        self.arrivals = [0] * slots  # grows with every row taken: the youngest has the largest
+        self.ranks = [NO_RANK] * slots
         self.prompt_tokens = [0] * slots
         self.max_tokens = [0] * slots
         self.tokens = [0] * slots  # positions that hold KV, as last reported
@@ -27,7 +41,6 @@ class SlotTable:
         self.completed: list[int] = []  # slots whose prompt has just been written, for the caller of `advance` to take
         self._free = list(range(slots - 1, -1, -1))
         self._slot_of: dict[int, int] = {}
-        self._arrivals = 0
 
     def __len__(self) -> int:
         return len(self._slot_of)
@@ -56,21 +69,22 @@ class SlotTable:
         """True when (slot, gen) names a row that is here."""
         return 0 <= slot < len(self.rids) and self.gens[slot] == gen and self.rids[slot] != FREE
 
-    def take(self, rid: int, gateway: int, prompt_tokens: int, max_tokens: int) -> int:
-        """Give a free slot to `rid`; its gen grows."""
+    def take(
+        self, rid: int, gateway: int, prompt_tokens: int, max_tokens: int, rank: Rank = NO_RANK, *, tokens: int = 0
+    ) -> int:
+        """Give a free slot to `rid`, `tokens` positions of which hold KV already; its gen grows."""
         assert rid not in self._slot_of, rid
         slot = self._free.pop()
-        self._arrivals += 1
         self._slot_of[rid] = slot
         self.rids[slot] = rid
         self.gens[slot] += 1
         self.gateways[slot] = gateway
-        self.arrivals[slot] = self._arrivals
+        self.ranks[slot] = rank
         self.prompt_tokens[slot] = prompt_tokens
         self.max_tokens[slot] = max_tokens
-        self.tokens[slot] = 0
+        self.tokens[slot] = tokens
         self.is_evicted[slot] = False
-        self.prefilling += 1
+        self.prefilling += not self.has_prompt(slot)
         return slot
 
     def advance(self, slots: Sequence[int], gens: Sequence[int], tokens: Sequence[int]) -> int:

@@ -42,6 +42,9 @@ def merge_reports(waiting: Wire, new: Wire) -> StepReport:
         tokens=pack(I32, [tokens for _, tokens in moved.values()]),
         freed_slots=waiting.freed_slots + new.freed_slots,
         freed_gens=waiting.freed_gens + new.freed_gens,
+        saved_slots=waiting.saved_slots + new.saved_slots,
+        saved_gens=waiting.saved_gens + new.saved_gens,
+        saved_tokens=waiting.saved_tokens + new.saved_tokens,
         failed=waiting.failed + new.failed,
     )
 

@@ -26,6 +26,7 @@ from epicycle.actors.control_messages import (
 from epicycle.actors.inbox import Inbox
 from epicycle.actors.leases import CacheLimits, Lease, Leases, reserve_rule
 from epicycle.actors.plan_outbox import PlanOutbox
+from epicycle.actors.preemption import Newcomer, Preemption, PreemptionCounts
 from epicycle.actors.prefix_policy import prefix_policy
 from epicycle.actors.slot_table import SlotTable
 from epicycle.actors.step_reports import ReportTotals
@@ -34,7 +35,7 @@ from epicycle.kvstore.reserve import pages_for
 from epicycle.transport.config import Config
 from epicycle.transport.link import Sender
 from epicycle.transport.wire.columns import I32, unpack
-from epicycle.transport.wire.plan import Evict, Join, StepReport
+from epicycle.transport.wire.plan import Drop, Evict, Join, StepReport
 from epicycle.transport.wire.request import Accepted, Verdict
 from epicycle.transport.wire.transfer import Export, Import
 
@@ -47,6 +48,8 @@ class UnitTotals:
 
     reports: ReportTotals = field(default_factory=ReportTotals)
     yielded_rows: int = 0
+    preemption: PreemptionCounts = field(default_factory=PreemptionCounts)
+    evicted_pages: int = 0  # of earlier epochs
     prefix_query_tokens: int = 0  # prompt tokens of joins that could have found a prefix
     prefix_hit_tokens: int = 0  # of those, the ones that are not computed
     stale_messages: int = 0
@@ -75,24 +78,34 @@ class Unit:
     ) -> None:
         self.name = up.name
         self.epoch = up.epoch
+        self.role = up.role
+        self.context_tokens = up.facts.context_tokens
         self.totals = totals
         self.table = SlotTable(up.facts.slots)
         self.prefix = prefix_policy(config, up.facts)
         limits = CacheLimits(self.prefix.reserve_pages, self.prefix.pin_s, self.prefix.pin_pages)
         self.leases = Leases(self.table, reserve_rule(config.scheduler, up.facts), up.facts.total_pages, limits)
         self.plans = PlanOutbox(sender, up.epoch, control_epoch)
+        host_pages = up.facts.host_pages if config.scheduler.preemption else 0
+        self.preemption = Preemption(
+            self.table, self.leases, self.plans, up.facts.page_tokens, host_pages, totals.preemption
+        )
         self._control_epoch = control_epoch
         self._ways = ways
         self._exporting: set[int] = set()  # slots whose prompts are for another executor, which answers for them
+        self._importing: set[int] = set()  # slots whose prompts come from another executor and aren't written yet
 
     @property
     def running(self) -> int:
+        """Slots in use."""
         return len(self.table)
 
     @property
-    def rids(self) -> Iterator[int]:
-        """Who holds a slot, oldest first."""
-        return (self.table.rids[slot] for slot in self.table)
+    def requests(self) -> Iterator[tuple[int, int]]:
+        """(rid, gateway) of whoever holds a slot, and then of those that are saved."""
+        table = self.table
+        yield from [(table.rids[slot], table.gateways[slot]) for slot in table]
+        yield from [(saved.rid, saved.gateway) for saved in self.preemption.requests]
 
     def holds(self, rid: int) -> bool:
         return self.table.slot_of(rid) is not None
@@ -108,15 +121,24 @@ class Unit:
         return self.leases.census()
 
     def turn(self, now_s: float) -> None:
-        """Let leases grow and say what is free."""
+        """Let leases grow, save or end a row where the pool is dry, and say what is free."""
         self.leases.expire(now_s)
         for grow in self.leases.serve():
-            self.totals.yielded_rows += grow.is_final
             self.plans.grow(grow)
-        self._ways.to_admission.post(Room(self.epoch, self.table.free_slots, self.leases.spare_pages))
+        if self.leases.is_dry and not self.preemption.relieve(self._exporting | self._importing):
+            self.totals.yielded_rows += 1
+            self.plans.grow(self.leases.yield_lowest())
+        room = Room(self.epoch, self.table.free_slots, self.leases.spare_pages, self.preemption.best_rank)
+        self._ways.to_admission.post(room)
+
+    def make_way(self, newcomer: Newcomer) -> bool:
+        """Save rows of lower priorities for a newcomer that finds no room; False where that won't give it room."""
+        return self.preemption.make_way(newcomer, self._exporting | self._importing)
 
     def flush(self) -> None:
-        """Offer the pending Plan to the link; requests whose Join is on its way are accepted."""
+        """Bring back saved requests, as admission has seen the room, and offer the pending Plan to the link; requests
+        whose Join is on its way are accepted."""
+        self.preemption.resume()
         for join in self.plans.flush():
             self._count_prefix(join)
             if join.exports is None:
@@ -129,21 +151,28 @@ class Unit:
             self.totals.prefix_hit_tokens += min(join.prefix_tokens, prompt_tokens - 1)
 
     def report(self, report: StepReport, now_s: float) -> bool:
-        """Apply a report: rows that moved first, then slots that are free, as one may be both. False: it is stale."""
+        """Apply a report: rows that moved first, then those that are saved, then slots that are free, as one row may be
+        several. False: it is stale."""
         if report.control_epoch != self._control_epoch:
             self.totals.stale_messages += 1
             return False
         self.totals.reports.update(report)
         table, leases = self.table, self.leases
         slots = unpack(I32, report.slots)
+        saved = [unpack(I32, column) for column in (report.saved_slots, report.saved_gens, report.saved_tokens)]
         self.totals.stale_messages += table.advance(slots, unpack(I32, report.gens), unpack(I32, report.tokens))
+        self.totals.stale_messages += table.advance(*saved)
         completed = table.take_completed()
         leases.publish(completed)
+        self._importing.difference_update(completed)
         for slot in completed:
             if slot not in self._exporting:
                 self._ways.activated(table.rids[slot])
             self._ways.to_admission.post(Published(table.rids[slot]))
         leases.note(slots)
+        for slot, gen, tokens in zip(*saved, strict=True):
+            if table.is_current(slot, gen):
+                self._shelve(slot, tokens)
         for slot, gen in zip(unpack(I32, report.freed_slots), unpack(I32, report.freed_gens), strict=True):
             if table.is_current(slot, gen):
                 self._free(slot, now_s)
@@ -154,6 +183,8 @@ class Unit:
     def admit(self, admit: Admit, imports: Import | None = None) -> None:
         """Give the request a slot and its first lease; admission has seen that both are there."""
         slot = self._take(admit, admit.submit.sampling.max_tokens)
+        if imports is not None:
+            self._importing.add(slot)
         lease = self.leases.open(slot, admit.pages, admit.keys, admit.most_hits, self.prefix.session(admit.submit))
         self.plans.join(self._join(admit, slot, lease, imports=imports))
 
@@ -167,7 +198,7 @@ class Unit:
 
     def _take(self, admit: Admit, max_tokens: int) -> int:
         submit = admit.submit
-        return self.table.take(submit.rid, submit.gateway, len(submit.prompt) // 4, max_tokens)
+        return self.table.take(submit.rid, submit.gateway, len(submit.prompt) // 4, max_tokens, admit.rank)
 
     def _join(
         self, admit: Admit, slot: int, lease: Lease, imports: Import | None = None, exports: Export | None = None
@@ -195,8 +226,18 @@ class Unit:
 
         Where it `is_silent`, or the row is only a prompt for another executor, there is no terminal.
         """
+        if self.preemption.drop(rid, reason, message):
+            self._ways.left(rid)
+            return
         slot = self.table.slot_of(rid)
+        if slot is not None and self.preemption.is_leaving(slot):
+            self.preemption.withdraw_leaving(slot, reason, message)
+            return
         if slot is None or self.table.is_evicted[slot]:
+            return
+        if self.plans.take_back(slot) is not None:
+            self.plans.drop(Drop(rid, reason, message))
+            self._free(slot, now_s)
             return
         is_silent |= slot in self._exporting
         join = self.plans.withdraw(slot)
@@ -213,22 +254,40 @@ class Unit:
         """The executor is gone. A gateway may not know yet that its request had gone to it, so all are told."""
         self.plans.sender.close()
         self.totals.reports.end_epoch()
-        for slot in self.table:
-            if slot not in self._exporting:
-                rid = self.table.rids[slot]
-                self._ways.answer(self.table.gateways[slot], refusals.engine_lost(rid, reason))
+        self.totals.evicted_pages += self.leases.evicted_pages
+        exported = {self.table.rids[slot] for slot in self._exporting}
+        for rid, gateway in self.requests:
+            if rid not in exported:
+                self._ways.answer(gateway, refusals.engine_lost(rid, reason))
                 self._ways.to_admission.post(Left(rid))
         _log.warning("executor_dropped", executor=self.name, epoch=self.epoch, reason=reason, rows=self.running)
+
+    def _shelve(self, slot: int, tokens: int) -> None:
+        """The row is saved: slot and pages may be used again. Nobody should wait for a prompt that isn't computed."""
+        self.plans.forget(slot)
+        has_prompt = self.table.has_prompt(slot)
+        withdrawn = self.preemption.saved(slot, tokens)
+        rid = self.table.release(slot)
+        if withdrawn is not None:
+            self._ways.left(rid)
+        elif not has_prompt:
+            self._ways.to_admission.post(Published(rid))
+        self._tell_idle()
 
     def _free(self, slot: int, now_s: float) -> None:
         """Nothing on the device touches the slot any more: slot and pages may be used again."""
         self.plans.forget(slot)
         self.leases.close(slot, now_s)
+        self._importing.discard(slot)
         rid = self.table.release(slot)
+        self.preemption.forget(slot, rid)
         if slot in self._exporting:
             self._exporting.discard(slot)
             self._ways.prompt_left(rid)
         else:
             self._ways.left(rid)
+        self._tell_idle()
+
+    def _tell_idle(self) -> None:
         if not self.table:
             self._ways.to_kv.post(PoolIdle(self.name))

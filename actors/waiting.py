@@ -9,6 +9,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from epicycle.actors.slot_table import Rank
 from epicycle.transport.wire.request import Submit
 
 
@@ -29,6 +30,10 @@ class Entry:
     most_hits: int = 0
     is_local: bool = False
     bypasses: int = 0
+
+    @property
+    def rank(self) -> Rank:
+        return Rank(self.key, self.seq, self.submit.priority)
 
     @property
     def prompt_tokens(self) -> int:

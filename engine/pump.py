@@ -34,7 +34,10 @@ from epicycle.transport.wire.plan import Drop, Evict, Grow, Join, Plan, Resume
 from epicycle.transport.wire.transfer import TransferFailure
 
 PREEMPT = "preempt"  # the reason of an Evict that saves the row
-POOL_WARNING = "the KV pool ran dry: output ends early; serve with more KV memory or fewer slots"
+POOL_WARNING = (
+    "the KV pool ran dry: output ends early; serve with more KV memory (engine.kv_memory_bytes), with more host memory "
+    "to save requests in (engine.host_kv_bytes), or with fewer slots"
+)
 
 
 class Pump:
@@ -91,14 +94,14 @@ class Pump:
             return
         for drop in plan.drops:
             self._drop(drop)
+        for resume in plan.resumes:
+            self._resume(resume)
         for evict in plan.evicts:
             self._evict(evict)
         for grow in plan.grows:
             self._grow(grow)
         for join in plan.joins:
             self._join(join)
-        for resume in plan.resumes:
-            self._resume(resume)
         self._planner.ordered_rows = plan.knobs.prompt_chunk_tokens or self._planner.ordered_rows
         self._out.plan_seq = plan.seq
         self._out.is_report_due = True

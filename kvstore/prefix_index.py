@@ -61,6 +61,7 @@ class PrefixIndex:
         self._generation = 0  # counts resets
         self.unreferenced_pages = 0  # listed and in no row's table: idle or pinned
         self.pinned_pages = 0
+        self.evicted_pages = 0  # so far
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -126,6 +127,7 @@ class PrefixIndex:
     def evict(self, pages: int) -> None:
         """Free the pages least recently used; there must be so many idle ones."""
         assert pages <= len(self._idle), (pages, len(self._idle))
+        self.evicted_pages += pages
         for _ in range(pages):
             node, _ = self._idle.popitem(last=False)
             assert node.children == 0, "a node stands before its parent"

@@ -68,6 +68,10 @@ class ReserveRule(msgspec.Struct, frozen=True, kw_only=True):
         """Pages to claim at admission."""
         return self._pages_up_to(prompt_tokens, prompt_tokens, max_tokens)
 
+    def pages_to_go_on(self, written_tokens: int, prompt_tokens: int, max_tokens: int) -> int:
+        """Pages to claim for a request that has written so much already, its prompt or more."""
+        return self._pages_up_to(max(written_tokens, prompt_tokens), prompt_tokens, max_tokens)
+
     def is_low(self, written_tokens: int, held_pages: int, prompt_tokens: int, max_tokens: int) -> bool:
         """True when the row should get more pages now: below the low-water mark and not yet at its full size."""
         if held_pages >= lifetime_pages(prompt_tokens, max_tokens, self.page_tokens):

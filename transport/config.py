@@ -96,8 +96,11 @@ class SchedulerConfig(Section, frozen=True):
     queue_limit_s: Annotated[float, doc("longest wait for a slot; 0: none")] = 0.0
     generation_limit_s: Annotated[float, doc("longest time from slot to end; 0: none")] = 0.0
     reservation: Annotated[str, doc("lifetime: pages for the whole request at admission; incremental: as it grows")] = (
-        "lifetime"
+        "incremental"
     )
+    preemption: Annotated[
+        bool, doc("save the request of the lowest priority on the host where the pool is dry; false: it ends early")
+    ] = True
     low_water_tokens: Annotated[int, doc("a lease is grown when fewer positions than this are left")] = 32
     grow_tokens: Annotated[int, doc("positions added per growth")] = 64
     prefix_cache: Annotated[bool, doc("share the pages of equal prompt beginnings, also after their request")] = True
@@ -125,6 +128,7 @@ class ExecutorConfig(Section, frozen=True):
     kind: Annotated[str, doc("engine, or mock: no torch, one token per stream and tick")] = "engine"
     mock_tick_ms: Annotated[float, doc("tick time of the mock executor")] = 0.0
     mock_pages: Annotated[int, doc("pages in the mock executor's pool")] = 4096
+    mock_host_pages: Annotated[int, doc("pages the mock executor can save preempted requests in")] = 4096
     replicas: Annotated[list[str], doc("one full executor on each of these devices; empty: one on engine.device")] = []
     prefill: Annotated[list[str], doc("executors on these devices compute prompts for those of executor.decode")] = []
     decode: Annotated[list[str], doc("executors on these devices take prompts' KV over and make the tokens")] = []
@@ -277,6 +281,7 @@ RULES: tuple[Rule, ...] = (
     _one_of("executor.kind", ("engine", "mock")),
     _between("executor.mock_tick_ms", 0, 60_000),
     _between("executor.mock_pages", 1, 1 << 24),
+    _between("executor.mock_host_pages", 0, 1 << 24),
     _one_of("transfer.connector", ("auto", "off", "nixl", "copy")),
     _between("transfer.chunk_bytes", 1, 1 << 40),
     _between("transfer.inflight_bytes", 1, 1 << 40),

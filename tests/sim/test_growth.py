@@ -1,4 +1,4 @@
-"""Incremental leases: growth in time, one row yields when the pool is dry, nobody hangs."""
+"""Incremental leases: growth in time; where nobody can be saved one row yields when the pool is dry; nobody hangs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from tests.sim.world import World, expected_tokens, make_config
 
 
 def incremental(pages: int, *, slots: int = 4, low: int = 4, step: int = 16) -> World:
-    return World(
-        make_config(pages=pages, slots=slots, reservation="incremental", low_water_tokens=low, grow_tokens=step)
-    )
+    return World(make_config(pages=pages, slots=slots, preemption=False, low_water_tokens=low, grow_tokens=step))
 
 
 def test_lifetime_reservation_holds_everything_from_the_start() -> None:
-    world = World(make_config(pages=32))
+    world = World(make_config(pages=32, reservation="lifetime"))
     world.gateway.submit(prompt=16, max_tokens=49)
     world.step(2)
     assert (28, 4) == (world.counter('kv_pages{state="free"}'), world.counter('kv_pages{state="live"}'))
@@ -38,14 +36,14 @@ def test_incremental_lease_grows_with_its_row_and_never_starves() -> None:
 
 def test_growth_equals_reservation_in_every_token() -> None:
     tokens = []
-    for world in (World(make_config(pages=64)), incremental(pages=64)):
+    for world in (World(make_config(pages=64, reservation="lifetime")), incremental(pages=64)):
         rids = [world.gateway.submit(prompt=10 + n, max_tokens=90) for n in range(3)]
         world.finish(*rids)
         tokens.append([world.heard(rid).tokens for rid in rids])
     assert tokens[0] == tokens[1]
 
 
-def test_three_requests_that_need_28_pages_finish_in_24() -> None:
+def test_without_preemption_the_youngest_of_three_that_need_28_pages_yields_in_24() -> None:
     world = incremental(pages=24)
     needs = (9, 9, 10)
     rids = [world.gateway.submit(prompt=32, max_tokens=16 * pages - 31) for pages in needs]

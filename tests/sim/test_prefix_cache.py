@@ -77,7 +77,7 @@ def test_a_joiner_shares_the_prompt_of_a_running_row() -> None:
 
 
 def test_prompts_that_live_rows_hold_cost_a_newcomer_nothing() -> None:
-    world = cached(pages=64)
+    world = cached(pages=64, reservation="lifetime")
     first = world.gateway.submit(800, 100)  # 57 pages, 50 of them full prompt pages
     world.run_until(lambda: len(world.heard(first).tokens) > 2)
     second = world.gateway.submit(800, 100)  # 7 more, and 7 are free

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.sim.world import World, expected_tokens, make_config
@@ -17,10 +18,11 @@ ENDS = {"length", "cancelled", "deadline", "timeout", "overloaded", "engine_lost
 class Day:
     """Random events on one world; `ask` remembers (rid, prompt tokens) of everything asked."""
 
-    def __init__(self, seed: int, **scheduler: Any) -> None:
+    def __init__(self, seed: int, *, host_pages: int = 64, **scheduler: Any) -> None:
         self.dice = random.Random(seed)
         config = make_config(pages=24, slots=5, chunk_tokens=16, max_waiting=12, max_bypasses=2, **scheduler)
-        self.world = World(config, gateways=2)
+        executor = msgspec.structs.replace(config.executor, mock_host_pages=host_pages)
+        self.world = World(msgspec.structs.replace(config, executor=executor), gateways=2)
         self.asked: list[tuple[int, int]] = []
         self.executor_epoch = 1
 
@@ -85,6 +87,16 @@ def test_busy_day(seed: int, reservation: str) -> None:
     day = Day(seed, reservation=reservation, low_water_tokens=6, grow_tokens=12, prefix_cache=seed % 3 > 0)
     for _ in range(120):
         day.dice.choice((day.ask, day.ask, day.ask, day.cancel, day.wait, day.wait, day.jam))()
+    day.close()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_crowded_day_on_which_rows_leave_and_come_back(seed: int) -> None:
+    """Every other day host memory holds a row or two."""
+    day = Day(200 + seed, host_pages=(8, 64)[seed % 2], low_water_tokens=6, grow_tokens=6, prefix_cache=seed % 3 > 0)
+    for _ in range(160):
+        day.dice.choice((day.ask, day.ask, day.ask, day.ask, day.cancel, day.wait, day.jam))()
+    assert day.world.counter("preemptions_total") > 0
     day.close()
 
 

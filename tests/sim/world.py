@@ -197,6 +197,9 @@ class World:
         census = self.control.snapshot()
         assert (census.total, True, True) == (census.free + census.prefix, census.is_even, census.is_idle), census
         assert self.control.kv.uneven_censuses == 0
+        for unit in self.control.scheduler.units:
+            host = unit.preemption.host_census()
+            assert host.free_pages == host.total_pages, host
 
 
 def _endpoint(receiver: Receiver[Any]) -> Endpoint:

@@ -9,7 +9,7 @@ import pytest
 from epicycle.actors.leases import Leases, reserve_rule
 from epicycle.actors.mock_model import mock_capabilities
 from epicycle.actors.plan_outbox import JOIN_BYTES, PlanOutbox
-from epicycle.actors.slot_table import SlotTable
+from epicycle.actors.slot_table import Rank, SlotTable
 from epicycle.actors.step_reports import ReportTotals, merge_reports
 from epicycle.transport.config import SchedulerConfig
 from epicycle.transport.link import Receiver
@@ -78,7 +78,7 @@ def make_leases(pages: int, slots: int = 4) -> tuple[SlotTable, Leases]:
 
 
 def take(table: SlotTable, leases: Leases, rid: int, pages: int, max_tokens: int = 100) -> int:
-    slot = table.take(rid, 0, 16, max_tokens)
+    slot = table.take(rid, 0, 16, max_tokens, Rank(0.0, rid, 0))
     leases.open(slot, pages)
     return slot
 
@@ -99,14 +99,16 @@ def test_lease_grows_below_its_low_water_mark_only() -> None:
     assert [] == leases.serve()
 
 
-def test_dry_pool_lets_the_youngest_yield_once_and_the_oldest_grow_from_its_pages() -> None:
+def test_dry_pool_lets_the_lowest_yield_once_and_the_highest_grow_from_its_pages() -> None:
     table, leases = make_leases(6)
     old, young = take(table, leases, 7, 3), take(table, leases, 8, 3)
     report(table, leases, young, 30)
+    assert not leases.is_dry
     report(table, leases, old, 45)
-    [final] = leases.serve()
+    assert ([], True) == (leases.serve(), leases.is_dry)
+    final = leases.yield_lowest()
     assert (young, True, 30) == (final.slot, final.is_final, final.limit_tokens)
-    assert [] == leases.serve()  # its pages are on their way back: nobody else has to yield
+    assert ([], False) == (leases.serve(), leases.is_dry)  # its pages are on their way back: nobody else has to yield
     table.release(young)
     leases.close(young)
     [grow] = leases.serve()
@@ -114,12 +116,12 @@ def test_dry_pool_lets_the_youngest_yield_once_and_the_oldest_grow_from_its_page
     assert leases.census().is_even
 
 
-def test_youngest_that_only_needs_pages_itself_uses_up_what_it_has() -> None:
+def test_lowest_that_only_needs_pages_itself_uses_up_what_it_has() -> None:
     table, leases = make_leases(6)
     take(table, leases, 7, 3)
     young = take(table, leases, 8, 3)
     report(table, leases, young, 45)
-    [final] = leases.serve()
+    final = leases.yield_lowest()
     assert (young, True, 48) == (final.slot, final.is_final, final.limit_tokens)
 
 

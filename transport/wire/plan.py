@@ -106,8 +106,9 @@ class Knobs(Wire, frozen=True):
 class Plan(Wire, frozen=True, tag=10):
     """One coalesced difference. `epoch` is the executor's, `seq` grows by one for each Plan sent.
 
-    Order of application: drops, evicts, grows, joins, resumes. `control_epoch` is the sender's: what a dead control
-    left in the link may arrive after its successor's Reset, and is dropped.
+    Order of application: drops, resumes, evicts, grows, joins; so host pages that a Resume leaves may serve an Evict.
+    `control_epoch` is the sender's: what a dead control left in the link may arrive after its successor's Reset, and is
+    dropped.
     """
 
     epoch: int
