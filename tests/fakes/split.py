@@ -17,8 +17,9 @@ from epicycle.engine.transfer.memory import Memory
 from epicycle.engine.transfer.port import TransferPort
 from epicycle.transport.config import TransferConfig
 from epicycle.transport.link import Receiver
+from epicycle.transport.wire.base import Wire
 from epicycle.transport.wire.columns import I32, pack, unpack_list
-from epicycle.transport.wire.plan import Join
+from epicycle.transport.wire.plan import Evict, Join
 from epicycle.transport.wire.transfer import Export, Import, ToPeer, TransferFailure
 from tests.fakes.clock import FakeClock
 from tests.fakes.fabric import FakeFabric
@@ -59,6 +60,18 @@ class Side(Serving):
     def lose(self, other: Side) -> None:
         self.port.peer_down(other.name, other.epoch)
 
+    def send_to(self, other: Side, message: Wire) -> None:
+        """A message out of turn."""
+        self.fabric.connect(other.address).send(message)
+
+    def reset(self) -> None:
+        """A new control that knows nothing: everything is free again."""
+        self.pump.reset(len(self.reports) + 1)
+        self.held.clear()
+        self.waiting.clear()
+        self.outcomes.clear()
+        self.slots, self.pages = list(range(self.engine.plan.slots)), list(range(self.engine.plan.total_pages))
+
     def join(self, join: Join) -> None:
         self.plan(joins=[join])
 
@@ -92,11 +105,13 @@ class Split:
         connectors: tuple[Connector | None, Connector | None] = (None, None),
     ) -> None:
         fabric, self.clock = FakeFabric(), FakeClock()
-        self.fabric = fabric
+        self.fabric, self.limits = fabric, limits
         self.p = Side(prefill, "ex0", fabric, limits, connectors[0], self.clock)
         self.d = Side(decode, "ex1", fabric, limits, connectors[1], self.clock)
         self.p.meet(self.d)
         self.d.meet(self.p)
+        for side in (self.p, self.d, self.p):
+            side.port.turn()
         self._transfers = itertools.count(1)
         self._rids = itertools.count(1 << 40)
         self.transfers: dict[int, int] = {}  # by rid
@@ -136,11 +151,26 @@ class Split:
             self.step()
         raise AssertionError(f"not ended after {most_steps} steps: {self.d.outcomes}")
 
-    def evict(self, rid: int) -> None:
+    def evict(self, rid: int, *, is_silent: bool = False) -> None:
         """Cancel on both sides, as control does."""
         for side in (self.d, self.p):
             if rid in side.held:
-                side.evict(rid)
+                slot, _ = side.held[rid]
+                side.plan(evicts=[Evict(slot=slot, gen=side.gens[slot], is_silent=is_silent)])
+
+    def kill(self, name: str) -> None:
+        """The process of one side is gone; the other hears of it."""
+        dead, left = (self.p, self.d) if name == "p" else (self.d, self.p)
+        dead.connector.close()
+        left.lose(dead)
+
+    def replace(self, name: str) -> None:
+        """The next incarnation of a killed side, with an empty pool's books."""
+        dead, left = (self.p, self.d) if name == "p" else (self.d, self.p)
+        fresh = Side(dead.engine, dead.name, self.fabric, self.limits, None, self.clock, dead.epoch + 1)
+        setattr(self, name, fresh)
+        fresh.meet(left)
+        left.meet(fresh)
 
     @property
     def is_even(self) -> bool:
