@@ -5,7 +5,9 @@ Whatever happens, every page and slot comes back on both sides, and not before t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 
@@ -31,16 +33,20 @@ MOST_STEPS = 60
 
 @dataclass
 class HeldWrite:
-    """A write whose bytes are in place, but which isn't done until its connector says so."""
+    """A write that moves nothing, and isn't done, until its connector lets it."""
 
     connector: HeldConnector
-    write: Write
+    copy: Callable[[], Write]
     is_counted: bool
+    is_copied: bool = False
 
     def is_done(self) -> bool:
         if self.connector.error is not None:
             raise self.connector.error
-        return not self.connector.is_holding and self.write.is_done()
+        if not self.connector.is_holding and not self.is_copied:
+            self.copy()
+            self.is_copied = True
+        return self.is_copied
 
     def release(self) -> None:
         self.connector.released += self.is_counted
@@ -62,7 +68,7 @@ class HeldConnector(CopyConnector):
     def write(self, peer: str, source: Numbers, target: Numbers, tag: bytes) -> Write:
         is_counted = Decoder(Arrived)(tag).transfer != PROBE
         self.written += is_counted
-        return HeldWrite(self, super().write(peer, source, target, tag), is_counted)
+        return HeldWrite(self, partial(super().write, peer, source, target, tag), is_counted)
 
 
 @pytest.fixture(scope="module")
