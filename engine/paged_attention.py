@@ -39,7 +39,9 @@ class PagedAttention:
         decode_rows: int,
         prompt_rows: int,
         flash: FlashParts | None = None,
+        turns_pairs: bool | None = None,
     ) -> None:
+        """`turns_pairs` is the convention by which `attend_product` rotates; None where nobody calls it."""
         self.pool = pool
         self.flash = flash or FlashParts()
         self.page_table = page_table
@@ -52,7 +54,7 @@ class PagedAttention:
         self.scratch = allocate_scratch(entries, decode_rows, heads, geometry.kv_heads, geometry.head_dim, device)
         self._listed: tuple[Tensor, Tensor] | None = None  # positions and live rows of the last work list
         shape = heads, geometry.kv_heads, geometry.head_dim, pool.page_tokens
-        self.is_early = early_holds(*shape, pool.k.dtype, device)
+        self.is_early = turns_pairs is not None and early_holds(*shape, turns_pairs, pool.k.dtype, device)
         self.prompt_work = allocate_work(-(-prompt_rows // QUERY_TILE) + MOST_CHUNKS, device)
 
     def rows(self, frame: Frame) -> PagedRows:

@@ -20,7 +20,7 @@ from epicycle.engine.kernels.exit_triton import RULES, ExitColumns, Leavers, all
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses
 from epicycle.engine.kernels.triton_ops import TritonOps
 from epicycle.engine.models.base import LoopedModel
-from epicycle.engine.models.fused import fuse
+from epicycle.engine.models.fused import fuse, turns_pairs
 from epicycle.engine.paged_attention import PagedAttention
 from epicycle.engine.pool import KvPool
 from epicycle.engine.read_out import Candidates, PlainLineUp
@@ -186,7 +186,13 @@ def kernel_backend(
     """A tick that never waits for the device."""
     ladder, page_table = tensors.inputs.ladder, tensors.slots.page_table
     attention = PagedAttention(
-        pool, page_table, model.spec.heads, decode_rows=ladder.decode[-1], prompt_rows=ladder.prompt[-1], flash=flash
+        pool,
+        page_table,
+        model.spec.heads,
+        decode_rows=ladder.decode[-1],
+        prompt_rows=ladder.prompt[-1],
+        flash=flash,
+        turns_pairs=turns_pairs(model),
     )
     commit = KernelCommit(pool)
     has_kernel_line_up = not model.spec.coda_layers and tensors.slots.previous_final is None

@@ -22,17 +22,14 @@ LENGTHS = (1, PIECE - 1, 2 * PIECE + 1, 20 * PIECE + 7)
 
 @cache
 def early_holds(
-    heads: int, kv_heads: int, width: int, page_tokens: int, dtype: torch.dtype, device: torch.device
+    heads: int, kv_heads: int, width: int, page_tokens: int, pairs: bool, dtype: torch.dtype, device: torch.device
 ) -> bool:
-    """True where a lone row may use early attention. Uses a few MiB and waits for the device."""
+    """True where a lone row may use early attention; `pairs` is its rotation's convention. Uses a few MiB and waits for
+    the device."""
     if not starts_early(device):
         return False
     try:
-        return all(
-            _is_equal(heads, kv_heads, width, page_tokens, length, pairs, dtype, device)
-            for length in LENGTHS
-            for pairs in (False, True)
-        )
+        return all(_is_equal(heads, kv_heads, width, page_tokens, length, pairs, dtype, device) for length in LENGTHS)
     except Exception:  # this card or this Triton refuses it: whatever the reason, it isn't used
         return False
 

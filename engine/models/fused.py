@@ -109,6 +109,11 @@ class FusedHuginn:
         return torch.cat((latent, state[:, self._model.spec.hidden_size :]), dim=1), None
 
 
+def turns_pairs(model: LoopedModel) -> bool | None:
+    """The convention by which a fused loop of `model` rotates; None without one."""
+    return isinstance(model, HuginnModel) if isinstance(model, OuroModel | HuginnModel) else None
+
+
 def fuse(model: LoopedModel, ops: TritonOps) -> FusedLoop | None:
     """The fused loop of `model`, None where its own is all there is."""
     if isinstance(model, OuroModel):

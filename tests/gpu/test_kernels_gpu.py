@@ -61,7 +61,8 @@ def test_attention_of_one_row_may_begin_early_with_the_same_bits(heads: int, kv_
     device = torch.device("cuda", torch.cuda.current_device())
     if not starts_early(device):
         pytest.skip("this card starts no launch early")
-    assert early_holds(heads, kv_heads, width, 16, torch.bfloat16, device)
+    for pairs in (False, True):
+        assert early_holds(heads, kv_heads, width, 16, pairs, torch.bfloat16, device)
 
 
 def test_addresses_beyond_two_to_the_31st_element_are_right() -> None:
