@@ -197,3 +197,32 @@ def test_two_requests_with_one_rid_run_once() -> None:
     world.step(40)
     assert "length" == heard.end
     assert 1 == world.counter('stale_messages_total{actor="control"}')
+
+
+def test_the_queue_has_a_limit_of_its_own() -> None:
+    world = World(make_config(slots=1, queue_limit_s=2.0))
+    running = world.gateway.submit(max_tokens=200)
+    world.step(2)
+    late = world.gateway.submit(max_tokens=2)
+    world.step()
+    world.clock.advance(2.1)
+    answer = refusal(world, late)
+    assert ("timeout", "waited 2100 ms in the queue, the limit is 2000 ms (scheduler.queue_limit_s)") == (
+        answer.code,
+        answer.message,
+    )
+    assert ["length"] == world.finish(running), "it had a slot in time"
+
+
+def test_a_generation_has_a_limit_of_its_own() -> None:
+    world = World(make_config(slots=1, generation_limit_s=5.0))
+    first, second = world.gateway.submit(max_tokens=300), world.gateway.submit(max_tokens=300)
+    world.step(4)
+    world.clock.advance(4.0)
+    world.step(4)
+    world.clock.advance(1.5)
+    assert ["deadline"] == world.finish(first)
+    world.clock.advance(4.0)  # of the second's own five
+    assert ["length"] == world.finish(second)
+    assert "the limit of scheduler.generation_limit_s" in world.heard(first).terminals[0].message
+    world.assert_empty()
