@@ -184,20 +184,27 @@ class Scheduler:
     def _left(self, rid: int) -> None:
         """The unit that answers for `rid` has freed its slot. What runs again waits for P's to be free as well."""
         transfer = self.transfers.of(rid)
-        if transfer is not None and transfer.is_failed:
+        if transfer is None or not transfer.is_failed:
+            self._ways.to_admission.post(Left(rid))
+        if transfer is not None:
             transfer.has_left_target = True
-            source = self._units.get(transfer.source)
-            if source is None or not source.holds(rid):
-                self._run_again(transfer)
-            return
-        self.transfers.close(rid)
-        self._ways.to_admission.post(Left(rid))
+            self._settle(transfer)
 
     def _prompt_left(self, rid: int) -> None:
         """P has freed the slot of a prompt that it computed for another executor."""
         transfer = self.transfers.of(rid)
-        if transfer is not None and transfer.has_left_target:
+        if transfer is not None:
+            transfer.has_left_source = True
+            self._settle(transfer)
+
+    def _settle(self, transfer: Transfer) -> None:
+        is_over = transfer.has_left_source and transfer.has_left_target
+        if not is_over or self.transfers.of(transfer.rid) is not transfer:
+            return
+        if transfer.is_failed:
             self._run_again(transfer)
+        else:
+            self.transfers.close(transfer.rid)
 
     def _run_again(self, transfer: Transfer) -> None:
         """Unless it was withdrawn meanwhile."""
@@ -218,14 +225,13 @@ class Scheduler:
         unit = self._units.pop(epoch, None)
         if unit is None:
             return
-        for rid, _ in unit.requests:
-            transfer = self.transfers.of(rid)
-            if transfer is not None and transfer.target == epoch:
-                self.transfers.close(rid)
-                self._evict_silently(transfer, transfer.source)
-        for transfer in self.transfers.from_source(epoch):
-            if transfer.has_left_target:
-                self._run_again(transfer)
-            else:
+        for transfer in self.transfers.on(epoch):
+            if transfer.source == epoch:
+                transfer.has_left_source = True
                 self._fail(transfer.id, "peer_down", reason)
+            else:
+                if not transfer.has_left_target:  # `drop` answers for it
+                    transfer.has_left_target, transfer.is_failed = True, False
+                self._evict_silently(transfer, transfer.source)  # also one that only lacks the Ack
+            self._settle(transfer)
         unit.drop(reason)

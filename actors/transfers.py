@@ -1,7 +1,7 @@
 """Requests whose prompt one executor computes (P) and another decodes (D): which two, and what becomes of them.
 
-Owns transfer ids and the record of each, from the two Joins until D's slot is free. Of a transfer that fails before D
-has said that it runs no token was sent: both rows go, and the request runs again on D alone. (D's word may be on its
+Owns transfer ids and the record of each, from the two Joins until both slots are free. Of a transfer that fails before
+D has said that it runs no token was sent: both rows go, and the request runs again on D alone. (D's word may be on its
 way, and tokens too; the second run says the same, and gateways drop by index what they have.) It must not know pages,
 links or queues.
 """
@@ -29,7 +29,8 @@ class Transfer:
     is_activated: bool = False
     is_withdrawn: bool = False  # D's Fin is the end, whatever fails from now on
     is_failed: bool = False  # both rows were told to go without a word
-    has_left_target: bool = False  # of a failed one: D's slot is free, P's may not be
+    has_left_source: bool = False  # P's slot is free
+    has_left_target: bool = False  # D's is
     verdict: Rejected | None = None  # of a failed one: it was withdrawn meanwhile, and this is its end
 
     @property
@@ -50,7 +51,7 @@ class Transfers:
     @property
     def in_flight(self) -> int:
         """Those that D has not activated."""
-        return sum(not transfer.is_activated for transfer in self._by_id.values())
+        return sum(not (transfer.is_activated or transfer.has_left_target) for transfer in self._by_id.values())
 
     def open(self, admit: Admit) -> Transfer:
         self.opened += 1
@@ -64,9 +65,9 @@ class Transfers:
     def of(self, rid: int) -> Transfer | None:
         return self._by_rid.get(rid)
 
-    def from_source(self, epoch: int) -> list[Transfer]:
-        """Those not activated whose P this is."""
-        return [each for each in self._by_id.values() if each.source == epoch and not each.is_activated]
+    def on(self, epoch: int) -> list[Transfer]:
+        """Those with this executor on either side."""
+        return [each for each in self._by_id.values() if epoch in (each.source, each.target)]
 
     def activate(self, rid: int) -> None:
         """D runs the row."""
@@ -76,7 +77,7 @@ class Transfers:
 
     def fail(self, transfer: Transfer, code: str) -> bool:
         """The transfer can't be completed; whether that is news, and both rows must go."""
-        if transfer.is_activated or transfer.is_withdrawn or transfer.is_failed:
+        if transfer.is_activated or transfer.is_withdrawn or transfer.is_failed or transfer.has_left_target:
             return False
         self.failures[code] += 1
         transfer.is_failed = True
@@ -93,7 +94,7 @@ class Transfers:
             transfer.verdict = verdict
 
     def close(self, rid: int) -> None:
-        """The request has ended, or is about to run again."""
+        """Neither executor holds anything of it, or it is about to run again."""
         transfer = self._by_rid.pop(rid, None)
         if transfer is not None:
             del self._by_id[transfer.id]

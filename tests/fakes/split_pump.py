@@ -165,7 +165,8 @@ class SplitPump(MockPump):
             if part is None or part.transfer in self._told:
                 continue
             progress = self.hub.of(row.join, self._epoch)
-            if {progress.source_epoch, progress.target_epoch} & self.hub.dead and "commit" not in progress.done:
+            last = "commit" if row.join.imports is not None else "ack"
+            if {progress.source_epoch, progress.target_epoch} & self.hub.dead and last not in progress.done:
                 self._told.add(part.transfer)
                 failures.append(TransferFailure(part.transfer, "peer_down", "killed by the test"))
         return failures
