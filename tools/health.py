@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from epicycle.tools.health_transfers import transfer_lines
 from epicycle.transport.client import ask_health
 from epicycle.transport.errors import TransportError
 from epicycle.transport.rundir import find_instance
@@ -82,12 +83,13 @@ def _named(struct: msgspec.Struct) -> dict[str, object]:
 
 
 def table(reply: HealthReply, port: int) -> str:
-    """The reply for people: one line for the instance, one per actor, one per problem."""
+    """The reply for people: one line for the instance, one per actor, one per executor that transfers, and problems."""
     rows = [COLUMNS, *(_row(actor) for actor in reply.actors)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     head = f"{reply.status}: port {port}, instance {reply.instance_state}, {reply.restarts_total} restarts"
-    return "\n".join([head, *lines, *(f"! {problem}" for problem in reply.problems)])
+    notes = [*transfer_lines(reply.actors), *(f"! {problem}" for problem in reply.problems)]
+    return "\n".join([head, *lines, *notes])
 
 
 def _row(actor: ActorHealth) -> tuple[str, ...]:
