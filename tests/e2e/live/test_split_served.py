@@ -35,7 +35,7 @@ def prompts(count: int) -> list[dict[str, Any]]:
         length = LENGTHS[number % len(LENGTHS)]
         ask = {
             "prompt": [70 + (number * 37 + at * 11) % 900 for at in range(length)],
-            "max_tokens": 8,
+            "max_tokens": 5,
             "ignore_eos": True,
             "logprobs": 1,
             "temperature": 0 if number % 2 else 0.9,
@@ -67,6 +67,10 @@ def has_token(streams: list[Running]) -> bool:
     return any(stream.tokens for stream in streams)
 
 
+def computes_prompts(server: LiveServer) -> bool:
+    return server.metrics().total('epicycle_requests_running{executor="ex0"}') > 0
+
+
 def own_shared_memory() -> set[Path]:
     """Files of this user's."""
     return {path for path in SHM.iterdir() if path.stat().st_uid == os.getuid()}
@@ -81,18 +85,29 @@ async def assert_empty(server: LiveServer) -> None:
     assert (0, 0) == (metrics.total("epicycle_transfers_in_flight"), metrics.total("epicycle_uneven_census_total"))
 
 
+def long_prompts(count: int, max_tokens: int) -> list[dict[str, Any]]:
+    """Requests whose prompts take a while, so that a kill finds them in every stage."""
+    return [
+        ask | {"prompt": [70 + (number * 37 + at * 11) % 900 for at in range(250)], "max_tokens": max_tokens}
+        for number, ask in enumerate(prompts(count))
+    ]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["embedded:ouro", "embedded:huginn"])
-@pytest.mark.parametrize("layout", ["last_exited", "shared", "budgeted:2"])
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [("embedded:ouro", "last_exited"), ("embedded:ouro", "budgeted:2"), ("embedded:huginn", "last_exited")],
+)
 async def test_a_split_says_what_one_executor_says(model: str, layout: str) -> None:
     """Prompts of a token, about a page, about a chunk, and past what may be in flight."""
-    asks = prompts(36)
+    asks = prompts(16)
     flags = ("--model", model, "--kv-layout", layout, *SAME)
     with live_server("processes", *flags) as alone:
         expected = await answers(alone, asks)
     with live_server("processes", *flags, *SPLIT, *SMALL) as server:
         told = await answers(server, asks)
-        warm = await answers(server, asks[:12])
+        warm = await answers(server, asks[:8])
         metrics = await server.settled()
         assert metrics.total("epicycle_transfers_total") >= len(asks)
         assert 0 == metrics.total("epicycle_transfer_failures_total")
@@ -102,7 +117,7 @@ async def test_a_split_says_what_one_executor_says(model: str, layout: str) -> N
     assert [] == [
         number for number, pair in enumerate(zip(expected, told, strict=True)) if pair[0].choice != pair[1].choice
     ]
-    assert [answer.choice for answer in expected[:12]] == [answer.choice for answer in warm]
+    assert [answer.choice for answer in expected[:8]] == [answer.choice for answer in warm]
 
 
 async def test_a_single_process_copies() -> None:
@@ -116,8 +131,8 @@ async def test_a_single_process_copies() -> None:
 
 async def test_clients_that_leave_take_their_pages_with_them(split: LiveServer, calls: Calls) -> None:
     """At whatever stage they leave: in the queue, in the prompt, on the way, between tokens."""
-    for pause in range(6):
-        asks = [ask | {"max_tokens": 400, "cache_salt": f"leave{pause}"} for ask in prompts(16)[pause::2]]
+    for pause in range(4):
+        asks = [ask | {"cache_salt": f"leave{pause}"} for ask in long_prompts(4 + pause, max_tokens=400)]
         streams = [calls.start(**ask) for ask in asks]
         await split.until(lambda: split.metrics().total("epicycle_requests_running") > 0, "the load")
         if pause % 2:
@@ -127,36 +142,36 @@ async def test_clients_that_leave_take_their_pages_with_them(split: LiveServer, 
 
 
 async def test_requests_outlive_the_executor_that_computes_their_prompts(split: LiveServer, calls: Calls) -> None:
-    asks = [ask | {"max_tokens": 60} for ask in prompts(16)]
+    asks = long_prompts(6, max_tokens=8)
     expected = await answers(split, asks, cache_salt="whole")
     asking = [asyncio.create_task(calls.complete(**ask, cache_salt="cut")) for ask in asks]
-    await split.until(lambda: split.metrics().total("epicycle_transfers_in_flight") > 0 or None, "transfers")
+    await split.until(partial(computes_prompts, split), "a prompt under way")
     os.kill(split.pids()["ex0"], signal.SIGKILL)
     told = await asyncio.gather(*asking)
-    assert [200] * 16 == [answer.status for answer in told]
+    assert [200] * 6 == [answer.status for answer in told]
     assert [answer.choice for answer in expected] == [answer.choice for answer in told]
     await split.until(lambda: split.health()["status"] == "healthy" or None, "both roles")
     before = (await split.settled()).total("epicycle_transfers_total")
     assert [answer.choice for answer in expected] == [
         answer.choice for answer in await answers(split, asks, cache_salt="again")
     ]
-    assert 16 == (await split.settled()).total("epicycle_transfers_total") - before
+    assert 6 == (await split.settled()).total("epicycle_transfers_total") - before
     await assert_empty(split)
 
 
 async def test_the_death_of_the_decoding_executor_ends_its_requests_soon(split: LiveServer, calls: Calls) -> None:
-    asks = [ask | {"max_tokens": 400} for ask in prompts(12)]
+    asks = long_prompts(6, max_tokens=400)
     streams = [calls.start(**ask, cache_salt="dead") for ask in asks]
-    await split.until(lambda: split.metrics().total("epicycle_transfers_in_flight") > 0 or None, "transfers")
+    await split.until(partial(computes_prompts, split), "a prompt under way")
     prefill = split.pids()["ex0"]
     os.kill(split.pids()["ex1"], signal.SIGKILL)
     killed_s = time.monotonic()
     told = await asyncio.gather(*(stream.task for stream in streams))
     assert {"engine_lost"} == {answer.error.get("code") for answer in told}
-    print(f"12 requests ended {time.monotonic() - killed_s:.3f} s after the kill")
+    print(f"{len(told)} requests ended {time.monotonic() - killed_s:.3f} s after the kill")
     await split.until(lambda: split.health()["status"] == "healthy" or None, "both roles")
     assert prefill == split.pids()["ex0"], "the other role keeps its weights"
-    assert [200] * 12 == [answer.status for answer in await answers(split, prompts(12), cache_salt="after")]
+    assert [200] * 4 == [answer.status for answer in await answers(split, prompts(4), cache_salt="after")]
     await assert_empty(split)
 
 
