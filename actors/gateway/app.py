@@ -89,7 +89,7 @@ class Gateway:
             if message.name in self._executors:
                 self._lose_executor(message.name, "it was replaced")
             self._executors[message.name] = message
-            self.core.table.executor_epochs.add(message.epoch)
+            self.core.table.executors[message.epoch] = message.name
             self._serve()
             self._log_served()
         elif message.name == "control":
@@ -142,7 +142,7 @@ class Gateway:
         self._read_output()
         executor = self._executors.pop(name)
         table, text = self.core.table, f"the executor is gone: {reason}"
-        table.executor_epochs.discard(executor.epoch)
+        table.executors.pop(executor.epoch, None)
         self._serve()
         if self._executors:
             table.fail_executor(executor.epoch, "engine_lost", text)

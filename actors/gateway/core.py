@@ -62,7 +62,7 @@ class Core:
 
     def trace(self, name: str, headers: Mapping[str, str]) -> RequestTrace | None:
         """The OpenTelemetry trace of a request that has just come in; None when there is none."""
-        return self.telemetry.start(name, headers) if self.telemetry is not None else None
+        return self.telemetry.start(name, headers, self.table.executors) if self.telemetry is not None else None
 
     def generation(
         self, spec: Spec, sink: Sink, tokenizer: ServedTokenizer | None, trace: RequestTrace | None

@@ -8,7 +8,7 @@ client that left) has the times the gateway saw itself. Owns the stamps of one r
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from types import TracebackType
@@ -42,6 +42,7 @@ class _Choice:
     tokens: int = 0
     loops: int = 0
     reason: str = ""
+    executor: str = ""
     fin: Fin | None = None
 
     def bounds(self) -> tuple[int, int, int, int]:
@@ -60,11 +61,18 @@ class RequestTrace(Watcher):
     """A context around the whole request, in which spans are made at the end; `validated` when the body is."""
 
     def __init__(
-        self, tracer: Tracer, root: Span, context: Context, clock_ns: Callable[[], int] = time.time_ns
+        self,
+        tracer: Tracer,
+        root: Span,
+        context: Context,
+        executors: Mapping[int, str],
+        clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
+        """`executors`: their names by epoch."""
         self._tracer = tracer
         self._root = root
         self._context = context
+        self._executors = executors
         self._clock_ns = clock_ns
         self._begun = clock_ns()
         self._validated = 0
@@ -99,7 +107,9 @@ class RequestTrace(Watcher):
         self._choices[sequence.index].submitted = self._clock_ns()
 
     def on_accepted(self, sequence: Sequence) -> None:
-        self._choices[sequence.index].accepted = self._clock_ns()
+        choice = self._choices[sequence.index]
+        choice.accepted = self._clock_ns()
+        choice.executor = self._executors.get(sequence.executor_epoch, "")
 
     def on_piece(self, piece: Piece) -> None:
         choice = self._choices[piece.index]
@@ -149,8 +159,8 @@ class RequestTrace(Watcher):
         if decode > prefill or choice.tokens:
             self._stage("prefill", "executor", prefill, decode, which)
         if choice.tokens:
-            counts: Attributes = {"epicycle.tokens": choice.tokens, "epicycle.loops": choice.loops}
-            self._stage("decode", "executor", decode, end, which | counts)
+            did: Attributes = {"epicycle.tokens": choice.tokens, "epicycle.loops": choice.loops}
+            self._stage("decode", "executor", decode, end, which | did | {"epicycle.executor": choice.executor})
             busy: Attributes = {"epicycle.busy_ms": round(choice.detokenizer.busy_s * 1e3, 3)}
             self._stage("detokenize", "gateway", choice.first, choice.last, which | busy)
 

@@ -47,7 +47,7 @@ class Table:
         self.counts = TableCounts()
         self.cache_resets = CacheResets()
         self.progress = 0
-        self.executor_epochs: set[int] = set()  # of the executors that are up
+        self.executors: dict[int, str] = {}  # those that are up, name by epoch
         self._emptied = asyncio.Event()
 
     def __len__(self) -> int:
@@ -103,7 +103,7 @@ class Table:
         owners: dict[Owner, None] = {}
         now_s = self._clock()
         for message in messages:
-            if message.epoch not in self.executor_epochs:
+            if message.epoch not in self.executors:
                 self.counts.other_epoch += 1
                 continue
             match message:

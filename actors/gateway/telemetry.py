@@ -31,8 +31,11 @@ class Telemetry:
         self._tracer = provider.get_tracer("epicycle", epicycle.__version__)
         self._propagator = TraceContextTextMapPropagator()
 
-    def start(self, name: str, headers: Mapping[str, str]) -> RequestTrace | None:
-        """The trace of a request, in the context of its W3C `traceparent`; None when it isn't sampled."""
+    def start(self, name: str, headers: Mapping[str, str], executors: Mapping[int, str]) -> RequestTrace | None:
+        """The trace of a request, in the context of its W3C `traceparent`; None when it isn't sampled.
+
+        `executors`: their names by epoch.
+        """
         from opentelemetry.trace import SpanKind, set_span_in_context
 
         carrier = {key: headers[key] for key in ("traceparent", "tracestate") if key in headers}
@@ -40,7 +43,7 @@ class Telemetry:
         root = self._tracer.start_span(name, context=parent, kind=SpanKind.SERVER)
         if not root.is_recording():
             return None
-        return RequestTrace(self._tracer, root, set_span_in_context(root, parent))
+        return RequestTrace(self._tracer, root, set_span_in_context(root, parent), executors)
 
     def close(self, timeout_s: float) -> None:
         """Export what waits, as far as the time goes; a collector that doesn't answer holds up nobody."""

@@ -135,7 +135,8 @@ async def test_stages_of_a_choice_lie_end_to_end_and_inside_the_request(traced: 
         assert (queue.end_time, prefill.end_time) == (prefill.start_time, decode.start_time)
         assert queue.start_time is not None and decode.end_time is not None
         assert root.start_time <= queue.start_time <= decode.end_time <= root.end_time
-        assert 3 == (decode.attributes or {})["epicycle.tokens"]
+        did: Any = decode.attributes
+        assert (3, "ex0") == (did["epicycle.tokens"], did["epicycle.executor"])
 
 
 async def test_a_refusal_is_an_error_span_without_stages_behind_it(traced: Traced) -> None:

@@ -87,7 +87,7 @@ class Scene:
 
     def __init__(self, spec: Spec | None = None) -> None:
         self.table = Table(5, epoch=2)
-        self.table.executor_epochs = {EPOCH}
+        self.table.executors = {EPOCH: "ex0"}
         self.links, self.sink, self.metrics = FakeLinks(), FakeSink(), GatewayMetrics()
         self.generation = Generation(spec or make_spec(), self.sink, self.table, self.links, self.metrics, None)
 
@@ -230,7 +230,7 @@ async def test_everything_lost_ends_once() -> None:
 async def test_a_lost_executor_ends_what_ran_on_it_and_control_is_told() -> None:
     scene = Scene()
     (rid,) = await scene.start()
-    scene.table.executor_epochs.add(EPOCH + 1)
+    scene.table.executors[EPOCH + 1] = "ex1"
     scene.table.on_verdicts([Accepted(rid, executor_epoch=EPOCH + 1)])
     scene.table.fail_executor(EPOCH, "engine_lost", "gone")
     assert ([], 1) == (scene.codes, len(scene.table)), "it ran elsewhere"
