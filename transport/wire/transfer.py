@@ -4,8 +4,8 @@ Who says what to whom, in order. Control's part travels in Plan and StepReport, 
 every executor with `Capabilities.transfer` binds; the bytes themselves go by the connector (NIXL, or a copy inside one
 process).
 
-1. At start: the supervisor tells executors of each other (PeerUp, with Capabilities). Both compare
-   `Capabilities.transfer` (`mismatch`) and leave with Fatal `split_mismatch` where it differs; else each sends `Meet`.
+1. At start: the supervisor compares `Capabilities.transfer` of executors that will meet (`mismatch`) and stops the
+   server with `split_mismatch` where they differ. It tells each of the others (PeerUp); each sends them `Meet`.
 2. Control takes a slot and pages on D, a slot and prompt pages on P, and a transfer id never used before. D gets a
    Join with `imports`, P one with `exports`. Either may come first. D's row waits, counted, and holds its slot and
    pages; P's row computes the prompt and nothing else: it samples nothing and its gateway never hears of it.

@@ -175,6 +175,22 @@ async def test_the_death_of_the_decoding_executor_ends_its_requests_soon(split: 
     await assert_empty(split)
 
 
+async def test_both_roles_outlive_control(split: LiveServer, calls: Calls) -> None:
+    before = split.pids()
+    streams = [calls.start(**ask, cache_salt="control") for ask in long_prompts(6, max_tokens=400)]
+    await split.until(partial(computes_prompts, split), "a prompt under way")
+    os.kill(before["control"], signal.SIGKILL)
+    told = await asyncio.gather(*(stream.task for stream in streams))
+    assert {"engine_lost"} == {answer.error.get("code") for answer in told}
+    await split.until(lambda: split.health()["status"] == "healthy" or None, "service")
+    assert [before[name] for name in ("ex0", "ex1")] == [split.pids()[name] for name in ("ex0", "ex1")]
+    asks = prompts(4)
+    first, again = (await answers(split, asks, cache_salt=salt) for salt in ("one", "two"))
+    assert [200] * 4 == [answer.status for answer in first]
+    assert [answer.choice for answer in first] == [answer.choice for answer in again]
+    await assert_empty(split)
+
+
 async def test_nothing_is_left_when_a_split_ends() -> None:
     before = own_shared_memory()
     with live_server("processes", *SAME, *SPLIT) as server:
