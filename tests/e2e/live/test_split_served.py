@@ -185,7 +185,7 @@ async def test_both_roles_outlive_control(split: LiveServer, calls: Calls) -> No
     await split.until(lambda: split.health()["status"] == "healthy" or None, "service")
     assert [before[name] for name in ("ex0", "ex1")] == [split.pids()[name] for name in ("ex0", "ex1")]
     asks = prompts(4)
-    first, again = (await answers(split, asks, cache_salt=salt) for salt in ("one", "two"))
+    first, again = [await answers(split, asks, cache_salt=salt) for salt in ("one", "two")]
     assert [200] * 4 == [answer.status for answer in first]
     assert [answer.choice for answer in first] == [answer.choice for answer in again]
     await assert_empty(split)
