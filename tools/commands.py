@@ -10,6 +10,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("epicycle.tools.bench", "run named workloads beside their computed floor"),
     "bench-hop": ("epicycle.tools.bench_hop", "the host path's tokens a second beside a bare SSE server's"),
     "bench-kernels": ("epicycle.tools.bench_kernels", "check, tune and time the GPU kernels on one card"),
+    "bench-split": ("epicycle.tools.bench_split", "a workload with prompts and tokens on different executors"),
     "replay": ("epicycle.tools.replay", "replay a trace of sessions and see where time, loops and cache hits went"),
     "verify": ("epicycle.tools.verify", "count requests whose bits depend on their company"),
     "exit-table": ("epicycle.tools.exit_table", "loops, loss and speed by exit threshold"),
