@@ -112,6 +112,8 @@ class Engine:
     def load(cls, options: EngineConfig, on_progress: Progress = lambda _: None) -> Engine:
         """Load everything. Raises EngineError, or KvError where the pool can't be planned."""
         device = resolve_device(options.device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device.index or 0)  # kernels are launched on the current device
         torch.set_num_threads(options.cpu_threads)
         source: WeightSource = "random" if options.weights == "random" else "checkpoint"
         files = locate(options.model, source)

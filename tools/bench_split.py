@@ -8,6 +8,7 @@ writes themselves are timed apart, by segment size, unless --no-link. The last l
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from epicycle.engine.models.locate import locate
 from epicycle.tools import bench_facts
 from epicycle.tools.bench_http import HttpError, run_http
 from epicycle.tools.bench_load import Load
-from epicycle.tools.bench_stats import median_of, summarise
+from epicycle.tools.bench_stats import RunResult, median_of, summarise
 from epicycle.tools.bench_workload import WorkloadError, read_workloads
 from epicycle.tools.local_server import LocalServer, local_server
 
@@ -86,6 +87,7 @@ def run(arguments: argparse.Namespace, flags: list[str]) -> dict[str, Any]:
         "versions": bench_facts.versions(),
         "serve": serve,
         "median": median_of(summaries),
+        "outputs": digest(results),
         "transfers": moved | {"bytes_per_prompt_token": moved["sent_bytes_total"] / prompt_tokens},
         "link": None if arguments.no_link else link(arguments.prefill, arguments.decode),
     }
@@ -110,6 +112,12 @@ def transfers(server: LocalServer) -> dict[str, float]:
 def difference(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
     """What the counters have counted in between; gauges as they are now."""
     return {name: value - before[name] if name.endswith("_total") else value for name, value in after.items()}
+
+
+def digest(results: list[RunResult]) -> str:
+    """Of all tokens of all runs: the same for whoever gives the same answers."""
+    tokens = [[one.tokens for one in result.records] for result in results]
+    return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:16]
 
 
 def link(prefill: str, decode: str) -> dict[str, Any]:

@@ -150,13 +150,18 @@ class Verifier:
             if reason:
                 self._skip(name, reason)
         names = [name for name in self._arguments.conditions if name not in self._verdict.skipped]
-        return sorted(names, key=lambda name: bool(CONDITIONS[name].options))
+        return sorted(names, key=lambda name: (CONDITIONS[name].is_split, bool(CONDITIONS[name].options)))
 
     def _try(self, name: str, trials: Sequence[Request], solo: Sequence[Outcome]) -> None:
         condition, seed = CONDITIONS[name], self._arguments.seed
         started_s = time.monotonic()
         options = read_options({**asdict_options(self._options), **condition.options})
-        party = Party(self._keeper.get(options), condition, make_company(self._facts, seed), seed)
+        company = make_company(self._facts, seed)
+        if condition.is_split:
+            prefill, decode = self._keeper.get_pair(options)
+            party = Party(decode, condition, company, seed, prefill)
+        else:
+            party = Party(self._keeper.get(options), condition, company, seed)
         outcomes = party.run(trials)
         self._verdict.trials[name] = len(trials)
         for number, outcome in enumerate(outcomes):

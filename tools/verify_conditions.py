@@ -19,6 +19,7 @@ class Condition:
 
     `is_staggered`: requests arrive in a shuffled order, some ticks apart. `grow_tokens`: leases grow by so much.
     `is_warm`: prompts that begin as the trials' do have been served before, and their pages are shared.
+    `is_split`: another engine computes the prompts, and their KV is handed over.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -26,6 +27,7 @@ class Condition:
     is_staggered: bool = False
     grow_tokens: int = 0
     is_warm: bool = False
+    is_split: bool = False
     needs_gpu: bool = False
 
 
@@ -40,6 +42,9 @@ CONDITIONS: dict[str, Condition] = {
     "chunk-64": Condition(options={"prompt_chunk_tokens": 64}),
     "chunk-256": Condition(options={"prompt_chunk_tokens": 256}),
     "chunk-2048": Condition(options={"prompt_chunk_tokens": 2048}),
+    "split": Condition(is_split=True),
+    "split-prefix-hits": Condition(is_split=True, is_warm=True, is_staggered=True),
+    "split-poison": Condition(options={"poison": True}, is_split=True, is_staggered=True),
     "poison": Condition(options={"poison": True}),
     "rectangular": Condition(options={"pack_recurrent_planes": False}),
     "eager": Condition(options={"graphs": "off"}, needs_gpu=True),

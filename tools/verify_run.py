@@ -12,9 +12,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
+import msgspec
+
 from epicycle.engine.engine import Engine
 from epicycle.engine.hardware import give_back_memory
+from epicycle.engine.setup import resolve_device
 from epicycle.tools.offline import Offline, Reply, Request
+from epicycle.tools.offline_split import SplitOffline
 from epicycle.tools.verify_compare import Outcome, outcome_of
 from epicycle.tools.verify_conditions import Condition
 from epicycle.transport.config import EngineConfig
@@ -26,8 +30,11 @@ STUCK_S = 300.0
 Load = Callable[[EngineConfig], Engine]
 
 
+SPLIT_KV_BYTES = 8 << 30  # of each of two engines that share a GPU
+
+
 class EngineKeeper:
-    """At most one engine at a time: the one of the options last asked for."""
+    """The engine of the options last asked for, and no other; or the two of a split."""
 
     def __init__(self, load: Load) -> None:
         self._load = load
@@ -41,6 +48,14 @@ class EngineKeeper:
             self._engine, self._options = self._load(options), options
         return self._engine
 
+    def get_pair(self, options: EngineConfig) -> tuple[Engine, Engine]:
+        """Two engines of the same options, each with a memory share of its own on a GPU; nobody keeps them."""
+        self._engine = None
+        give_back_memory()
+        if resolve_device(options.device).type == "cuda" and not options.kv_memory_bytes:
+            options = msgspec.structs.replace(options, kv_memory_bytes=SPLIT_KV_BYTES)
+        return self._load(options), self._load(options)
+
 
 def run_alone(engine: Engine, request: Request) -> Outcome:
     """A request with nobody beside it, on an empty pump."""
@@ -50,11 +65,22 @@ def run_alone(engine: Engine, request: Request) -> Outcome:
 class Party:
     """Trials and their company in one pump, until the last trial has ended. `peak_rows`: most residents at once.
 
-    `hit_tokens`: prompt tokens of trials that were cached.
+    `hit_tokens`: prompt tokens of trials that were cached. `prefill` computes the prompts, where there is one.
     """
 
-    def __init__(self, engine: Engine, condition: Condition, company: Iterator[Request], seed: int) -> None:
-        self._offline = Offline(engine, grow_tokens=condition.grow_tokens, prefix_cache=condition.is_warm)
+    def __init__(
+        self,
+        engine: Engine,
+        condition: Condition,
+        company: Iterator[Request],
+        seed: int,
+        prefill: Engine | None = None,
+    ) -> None:
+        grow_tokens, is_warm = condition.grow_tokens, condition.is_warm
+        if prefill is None:
+            self._offline = Offline(engine, grow_tokens=grow_tokens, prefix_cache=is_warm)
+        else:
+            self._offline = SplitOffline(engine, prefill, grow_tokens=grow_tokens, prefix_cache=is_warm)
         self._condition = condition
         self._company = company
         self._rng = random.Random(seed)
@@ -84,6 +110,8 @@ class Party:
             last_end_s = time.monotonic() if ended else last_end_s
             if time.monotonic() - last_end_s > STUCK_S:
                 raise RuntimeError(f"no request has ended for {STUCK_S:.0f} s; {self._in_flight} are in flight")
+        if isinstance(self._offline, SplitOffline):
+            self._offline.close()
         self.hit_tokens = sum(reply.cached_tokens for reply in replies.values())
         return [outcome_of(replies[place]) for place in places]
 

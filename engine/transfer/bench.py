@@ -61,6 +61,8 @@ def make_memory(device: str, write_bytes: int) -> Memory:
     """A pool of single blocks, with room for a write of them with as many gaps."""
     shape = BlockShape(((0, 1),), (0,), slots_per_page=1, page_tokens=1, cell_bytes=BLOCK_BYTES, head_bytes=64)
     size = 2 * write_bytes + BLOCK_BYTES
+    if device.startswith("cuda"):
+        torch.cuda.set_device(device)
     tensors = {name: torch.zeros(size, dtype=torch.uint8, device=device) for name in ("k", "v")}
     tensors["heads"] = torch.zeros(1, 64, dtype=torch.uint8, device=device)
     k, v, heads = ((tensors[name].data_ptr(), tensors[name].nbytes) for name in ("k", "v", "heads"))

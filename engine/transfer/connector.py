@@ -33,6 +33,10 @@ class Connector(Protocol):
 
     blocks: Blocks
 
+    def enter(self) -> None:
+        """First call from the port's thread."""
+        ...
+
     def meet(self, name: str, epoch: int) -> Meet:
         """What a peer must know to write here."""
         ...

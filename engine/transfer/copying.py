@@ -44,6 +44,9 @@ class CopyConnector:
         with _lock:
             _here[self._agent] = self
 
+    def enter(self) -> None:
+        self._memory.enter()
+
     def meet(self, name: str, epoch: int) -> Meet:
         memory = self._memory
         return Meet(name, epoch, self._agent, memory.kind, memory.device_number, memory.regions())

@@ -42,6 +42,12 @@ class Memory:
     def device_number(self) -> int:
         return self.device.index or 0
 
+    def enter(self) -> None:
+        """Make the memory's device the calling thread's."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device_number)
+            torch.cuda.current_stream().synchronize()  # the context is there only once something has used it
+
     def regions(self) -> list[Region]:
         return [Region(name, tensor.data_ptr(), tensor.nbytes) for name, tensor in self.tensors.items()]
 

@@ -99,6 +99,9 @@ class NixlConnector:
         self._prepared = self._prepare(_LOCAL, memory.blocks, memory.kind, memory.device_number)
         self._is_open = True
 
+    def enter(self) -> None:
+        self._memory.enter()
+
     def meet(self, name: str, epoch: int) -> Meet:
         memory, metadata = self._memory, self._agent.get_agent_metadata()
         return Meet(name, epoch, metadata, memory.kind, memory.device_number, memory.regions())

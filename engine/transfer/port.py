@@ -190,6 +190,7 @@ class TransferPort:
 
     def _run(self) -> None:
         try:
+            self._connector.enter()
             while not self._is_closing:
                 self._wake.silence()
                 self.turn()
