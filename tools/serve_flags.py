@@ -42,6 +42,7 @@ FLAGS = (
     Flag("--replicas", "executor.replicas", metavar="DEVICE,DEVICE"),
     Flag("--prefill", "executor.prefill", metavar="DEVICE,DEVICE"),
     Flag("--decode", "executor.decode", metavar="DEVICE,DEVICE"),
+    Flag("--prefill-slots", "executor.prefill_slots"),
     Flag("--dtype", "engine.dtype", ("auto", "float32", "bfloat16", "float16")),
     Flag("--exit-rule", "engine.exit_rule", tuple(RULES)),
     Flag("--trace-file", "server.trace_file", metavar="FILE"),

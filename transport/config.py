@@ -132,6 +132,9 @@ class ExecutorConfig(Section, frozen=True):
     replicas: Annotated[list[str], doc("one full executor on each of these devices; empty: one on engine.device")] = []
     prefill: Annotated[list[str], doc("executors on these devices compute prompts for those of executor.decode")] = []
     decode: Annotated[list[str], doc("executors on these devices take prompts' KV over and make the tokens")] = []
+    prefill_slots: Annotated[
+        int, doc("prompts under way at once on each executor of prefill; each also holds a slot where it will decode")
+    ] = 16
     kv_memory_shares: Annotated[
         list[int],
         doc("KV pool bytes of each executor, prefill's first, then decode's; empty: engine.kv_memory_bytes for each"),
@@ -295,6 +298,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _between("transfer.idle_s", 0.1, 86_400),
     _between("transfer.least_tokens", 0, 1 << 24),
+    _between("executor.prefill_slots", 1, 4096),
     _between_each("executor.kv_memory_shares", 0, 1 << 50),
     *EXECUTOR_RULES,
     (

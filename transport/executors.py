@@ -60,11 +60,12 @@ def is_split(config: Config) -> bool:
 
 
 def config_for(config: Config, name: str) -> Config:
-    """The tree as the executor `name` should read it: its own device and memory in the engine section, and the
+    """The tree as the executor `name` should read it: its own device, slots and memory in the engine section, and the
     connector that it is to use."""
     spec = next(spec for spec in executor_specs(config) if spec.name == name)
     replace = msgspec.structs.replace
-    engine = replace(config.engine, device=spec.device, kv_memory_bytes=spec.kv_memory_bytes)
+    slots = min(config.engine.slots, config.executor.prefill_slots) if spec.role == "prefill" else config.engine.slots
+    engine = replace(config.engine, device=spec.device, slots=slots, kv_memory_bytes=spec.kv_memory_bytes)
     return replace(config, engine=engine, transfer=replace(config.transfer, connector=connector(config)))
 
 

@@ -31,6 +31,12 @@ def test_a_split_numbers_those_that_compute_prompts_first() -> None:
     assert "nixl" == config_for(config, "ex1").transfer.connector
 
 
+def test_few_prompts_are_under_way_at_once() -> None:
+    config = read(["--prefill", "cpu", "--decode", "cpu", "--slots", "64", "--prefill-slots", "5"])
+    assert [5, 64] == [config_for(config, name).engine.slots for name in ("ex0", "ex1")]
+    assert 3 == config_for(read(["--prefill", "cpu", "--decode", "cpu", "--slots", "3"]), "ex0").engine.slots
+
+
 def test_executors_of_one_process_copy() -> None:
     config = read(["--prefill", "cpu", "--decode", "cpu", "--single-process"])
     assert "copy" == config_for(config, "ex0").transfer.connector

@@ -13,6 +13,8 @@ import pytest
 from tests.e2e.live.calls import Calls
 from tests.e2e.live.server import LiveServer, live_server
 
+pytestmark = pytest.mark.slow
+
 FLAGS = ("--replicas", "cpu,cpu", "--slots", "4", "--prompt-chunk", "64")
 NAMES = ("ex0", "ex1")
 

@@ -5,6 +5,7 @@ whoever leaves and whoever dies; and nothing is left behind.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import signal
 import time
@@ -18,6 +19,15 @@ import pytest
 from tests.e2e.live.calls import Answer, Calls, Running
 from tests.e2e.live.server import LiveServer, live_server
 from tests.proc.server import is_alive
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(
+        not any(importlib.util.find_spec(name) for name in ("nixl", "nixl_cu13", "nixl_cu12")),
+        reason="NIXL isn't installed: pip install 'epicycle[nixl]'",
+    ),
+]
 
 PAGE = 16
 CHUNK = 64
@@ -93,8 +103,6 @@ def long_prompts(count: int, max_tokens: int) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("model", "layout"),
     [("embedded:ouro", "last_exited"), ("embedded:ouro", "budgeted:2"), ("embedded:huginn", "last_exited")],
