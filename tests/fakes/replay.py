@@ -54,7 +54,10 @@ def play(schedule: Schedule, took_ms: float = 10.0, fails: Collection[str] = ())
     flying: list[tuple[float, int, Held]] = []
     now_ms, number = 0.0, 0
     schedule.read(now_ms)
+    turns = 0
     while not schedule.is_done:
+        turns += 1
+        assert turns < 1000 + 20 * schedule.rows_read, "the schedule stands still"
         for held in schedule.take(now_ms):
             number += 1
             played.sent[held.id], played.rows[held.id] = now_ms, held.row

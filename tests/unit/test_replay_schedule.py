@@ -209,3 +209,8 @@ def test_branches_that_never_come_are_not_remembered_for_ever() -> None:
     schedule = scheduled(rows, faults=faults, read_ahead=20)
     assert 300 == len(play(schedule).sent)
     assert 280 == faults.skipped["branches to rows that never came"]
+
+
+def test_a_row_that_waited_for_its_conversations_turn_goes_with_another_that_got_it() -> None:
+    rows = [row("0", "s"), row("1", "t"), row("2", "t", wait_for=[])]
+    assert {"0": 0.0, "1": 10.0, "2": 10.0} == play(scheduled(rows, concurrency=1, read_ahead=2)).sent

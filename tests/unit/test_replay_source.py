@@ -166,7 +166,7 @@ def test_elements_of_a_list_that_cross_chunks_are_whole(tmp_path: Path) -> None:
         (b"", "empty"),
         (b"\n\n  \n", "empty"),
         (b"[" * 300_000, "no format knows|nested|JSON"),
-        (b'{"requests": ' + b"[" * 300_000, "JSON"),
+        (b'{"requests": ' + b"[" * 300_000, "requests"),
         (b'[{"id": "a", "conversations": [', "JSON"),
         (b'[{"id": "\xff", "conversations": []}]', "UTF-8"),
         (b'{"requests": [{"t": 1, "hash_ids": [1]}]', "JSON"),

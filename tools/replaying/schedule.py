@@ -79,7 +79,7 @@ class Schedule:
         self._awaited: dict[str, list[Held]] = {}  # ids that weren't read yet -> rows that wait for them
         self._branched: dict[str, list[str]] = {}  # ids that weren't read yet -> rows that name them as branches
         self._due: list[tuple[float, int, str]] = []
-        self._queue: list[tuple[int, int, str]] = []  # due, but their conversation must wait for its turn
+        self._queue: list[tuple[int, int, Session]] = []  # they have rows that are due, and wait for their turn
         self._under_way = 0  # conversations with a slot
         self._sent = 0
         self._number = 0
@@ -126,16 +126,14 @@ class Schedule:
             held = self._held.get(name)
             if held is None:
                 continue
-            if held.session.is_stopped:
-                self._drop(held)
-            elif held.session.has_slot or not self._is_full():
-                taken.append(self._send(held, held.due_ms))
+            session = held.session
+            if session.has_slot or not self._is_full():
+                taken += self._send([name], held.due_ms) + self._send(session.queued, now_ms)
             else:
-                heapq.heappush(self._queue, (held.session.order, number, name))
+                heapq.heappush(self._queue, (session.order, number, session))
+                session.queued.append(name)
         while self._queue and not self._is_full():
-            held = self._held.get(heapq.heappop(self._queue)[2])
-            if held is not None:
-                taken.append(self._send(held, now_ms))
+            taken += self._send(heapq.heappop(self._queue)[2].queued, now_ms)
         if self._held and not self._sent and not self._due and not self._queue:
             self._resolve_stall()
         return taken
@@ -152,13 +150,21 @@ class Schedule:
     def _is_full(self) -> bool:
         return 0 < self._concurrency <= self._under_way
 
-    def _send(self, held: Held, granted_ms: float) -> Held:
-        if not held.session.has_slot:
-            held.session.has_slot = True
-            self._under_way += 1
-        held.granted_ms, held.is_sent = granted_ms, True
-        self._sent += 1
-        return held
+    def _send(self, names: list[str], granted_ms: float) -> list[Held]:
+        """Those of a conversation's rows that may still go, now that it has its turn; empties `names`."""
+        sent = []
+        for held in filter(None, map(self._held.get, names)):
+            if held.session.is_stopped:
+                self._drop(held)
+                continue
+            if not held.session.has_slot:
+                held.session.has_slot = True
+                self._under_way += 1
+            held.granted_ms, held.is_sent = granted_ms, True
+            self._sent += 1
+            sent.append(held)
+        names.clear()
+        return sent
 
     def _add(self, numbered: Numbered, now_ms: float) -> None:
         line, row = numbered
@@ -227,9 +233,9 @@ class Schedule:
         if held.is_due:
             held.is_due = False
             self._due = [entry for entry in self._due if entry[2] != held.id]
-            self._queue = [entry for entry in self._queue if entry[2] != held.id]
             heapq.heapify(self._due)
-            heapq.heapify(self._queue)
+            if held.id in held.session.queued:
+                held.session.queued.remove(held.id)
             self._rest(held.session)
 
     def _make_due(self, held: Held, now_ms: float) -> None:

@@ -43,7 +43,7 @@ class Said:
 class Session:
     """`order` is the place of its first row in the file. `live` counts rows that wait for their time or are in flight.
 
-    `last_id` is the row that one without wait_for follows.
+    `last_id` is the row that one without wait_for follows, `queued` names rows that are due without its having a turn.
     """
 
     name: str
@@ -54,6 +54,7 @@ class Session:
     is_stopped: bool = False
     turns: int = 0
     last_id: str = ""
+    queued: list[str] = field(default_factory=list)
 
 
 class Sessions:

@@ -106,22 +106,19 @@ class Source:
         if rest.strip():
             yield Line(number + 1, rest)
 
-    def elements(self) -> Iterator[tuple[int, Any]]:
+    def elements(self) -> Iterator[Line]:
         """The elements of a JSON list, one after the other, each with the line it begins in. Raises TraceError."""
         return _elements(self)
 
-    def document(self) -> Any:
-        """The whole file as one JSON value. Raises TraceError."""
+    def document(self) -> Line:
+        """The whole file. Raises TraceError where it is over the cap."""
         whole = bytearray()
         for chunk in self.chunks():
             whole += chunk
             if len(whole) > self.limits.document_bytes:
                 text = f"one JSON document of more than {self.limits.document_bytes} bytes"
                 raise TraceError(text, path=self.name)
-        try:
-            return _JSON.decode(whole.decode())
-        except (ValueError, RecursionError) as error:
-            raise TraceError(f"no valid JSON: {_short(error)}", path=self.name) from None
+        return Line(1, bytes(whole).removeprefix(BOM))
 
     def _bounded(self, file: IO[bytes]) -> Iterator[bytes]:
         start = file.read(8)
@@ -186,7 +183,8 @@ def _no_constant(name: str) -> Any:
 _JSON = json.JSONDecoder(parse_constant=_no_constant)
 
 
-def _elements(source: Source) -> Iterator[tuple[int, Any]]:
+def _elements(source: Source) -> Iterator[Line]:
+    """Python's decoder only finds where an element ends."""
     decode, skip = _JSON.raw_decode, " \t\r\n,"
     chunks = iter(_text(source))
     text = next(chunks, "").removeprefix("\ufeff")
@@ -214,7 +212,7 @@ def _elements(source: Source) -> Iterator[tuple[int, Any]]:
                 raise TraceError(text, path=source.name, line=line) from None
             text, at = text[at:] + more, 0
             continue
-        yield line, value
+        yield Line(line, text[at:end].encode())
         line += text.count("\n", at, end)
         at = end
 

@@ -73,23 +73,13 @@ def json_objects(source: Source, kind: type[R], faults: Faults) -> Iterator[tupl
     """Records that make several rows each: lines of JSON, one JSON list, or one JSON document."""
     first = source.head().removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
     if first == b"[":
-        values: Iterator[tuple[int, Any]] = source.elements()
+        found = source.elements()
     elif _is_lines(source):
-        yield from _line_objects(source, kind, faults)
-        return
+        found = source.lines()
     else:
-        values = iter([(1, source.document())])
-    for number, value in values:
-        try:
-            yield number, msgspec.convert(value, kind)
-        except msgspec.ValidationError as error:
-            fault = row_error(error)
-            faults.bad(TraceError(str(fault), path=source.name, line=number, field=fault.field))
-
-
-def _line_objects(source: Source, kind: type[R], faults: Faults) -> Iterator[tuple[int, R]]:
+        found = iter([source.document()])
     decode = msgspec.json.Decoder(kind).decode
-    for line in source.lines():
+    for line in found:
         try:
             yield line.number, _decoded(decode, line, source)
         except TraceRowError as error:
