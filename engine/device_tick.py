@@ -69,6 +69,9 @@ class DeviceTick:
     def counters(self) -> RunCounters:
         return self._runner.counters
 
+    def prompt_room(self, decode_rows: int, rows: int) -> int:
+        return self._inputs.ladder.prompt_room(decode_rows, rows)
+
     def new_epoch(self) -> None:
         """Nobody is resident, also where an earlier pump was left in the middle of prompts."""
         self._slots.is_decoding.zero_()

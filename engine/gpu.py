@@ -31,7 +31,7 @@ from epicycle.engine.kernels.ladder import (
     step_for,
     sure,
 )
-from epicycle.engine.kernels.product_probe import check_products
+from epicycle.engine.kernels.product_probe import check_products, rows_that_agree
 from epicycle.engine.kernels.triton_ops import TritonOps, product_of
 from epicycle.engine.models.base import LoopedModel
 from epicycle.engine.models.spec import ModelSpec
@@ -47,6 +47,7 @@ _WARM_OUTPUTS = 512  # rows of the weight that a configuration is compiled with
 _WARM_ROWS = 8
 
 Progress = Callable[[str], None]
+_AGREES: dict[tuple[Product, int, torch.dtype, torch.device], bool] = {}
 _CHOSEN: dict[tuple[Product, int, torch.dtype, torch.device, bool], GemmConfig] = {}
 
 
@@ -67,19 +68,32 @@ def make_ops(
     spec: ModelSpec,
     dtype: torch.dtype,
     device: torch.device,
-    most_rows: int,
+    row_counts: list[int],
     on_progress: Progress,
     *,
     keeps_bits: bool = True,
 ) -> TritonOps:
     """Operations whose products run, at every number of rows, the fastest way that keeps a row's bits; without
-    `keeps_bits` the fastest way."""
+    `keeps_bits` the fastest way. `row_counts` are those of ticks."""
     products = products_of(spec)
-    steps = [step for step in STEPS if step <= step_for(most_rows)]
+    steps = [step for step in STEPS if step <= step_for(max(row_counts))]
     on_progress("compiling kernels")
     _compile_side_by_side(products, steps, dtype, device)
     on_progress("checking and timing products")
-    return TritonOps(_choices(products, steps, dtype, device, keeps_bits=keeps_bits))
+    choices = _choices(products, steps, dtype, device, keeps_bits=keeps_bits)
+    for product in products:
+        between = [rows for rows in row_counts if rows not in STEPS and choices.find(product, rows) == LIBRARY]
+        agree = _rows_that_agree(product, between, dtype, device) if keeps_bits else frozenset(between)
+        choices.exact[product.name] = agree
+    return TritonOps(choices)
+
+
+def _rows_that_agree(product: Product, rows: list[int], dtype: torch.dtype, device: torch.device) -> frozenset[int]:
+    new = [count for count in rows if (product, count, dtype, device) not in _AGREES]
+    if new:
+        agree = rows_that_agree(product, new, dtype, device)
+        _AGREES.update({(product, count, dtype, device): count in agree for count in new})
+    return frozenset(count for count in rows if _AGREES[product, count, dtype, device])
 
 
 def _choices(

@@ -88,11 +88,8 @@ class GraphRunner:
 
 def parts_of(ladder: Ladder, *, has_prelude_layers: bool, has_coda_layers: bool) -> list[Part]:
     """What to capture, the most wanted first: decode alone, then prompts alone, then both together."""
-    decode = [TickShape(rows, 0) for rows in ladder.decode]
-    prompt = [TickShape(0, rows) for rows in ladder.prompt]
-    mixed = [TickShape(rows, prompt_rows) for rows in ladder.beside for prompt_rows in ladder.prompt]
     found: list[Part] = []
-    for shapes in (decode, prompt, mixed):
+    for shapes in ladder.shapes():
         for shape in reversed(shapes):  # the largest first: the others then fit its memory
             found.extend(_parts_of(shape, has_prelude_layers, has_coda_layers))
     return list(dict.fromkeys(found))

@@ -176,6 +176,11 @@ class PromptQueue:
         return len(self._waiting)
 
     @property
+    def rows_left(self) -> int:
+        """Prompt tokens that have not run all their loops."""
+        return sum(resident.prompt_tokens - resident.written_tokens for resident in self._waiting.values())
+
+    @property
     def is_under_way(self) -> bool:
         """A chunk has run some of its loops."""
         return any(chunk.depth for chunk in self._in_flight.values())

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 CPU_KV_BYTES = 512 << 20
 MOST_HOST_KV_BYTES = 4 << 30  # where it isn't configured: pinned at start on a GPU
-PROMPT_CHUNK_TOKENS = {"cpu": 64, "cuda": 512}
-IDLE_CHUNK_TOKENS = {"cpu": 64, "cuda": 2048}  # where few rows decode
+PROMPT_CHUNK_TOKENS = {"cpu": 64, "cuda": 256}
+IDLE_CHUNK_TOKENS = {"cpu": 64, "cuda": 2048}  # where few rows decode, or many tokens wait
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 Progress = Callable[[str], None]
@@ -225,8 +225,8 @@ def make_ops(
     if device.type != "cpu":
         from epicycle.engine import gpu
 
-        most_rows = options.slots + most_prompt_rows(options, device)
-        return gpu.make_ops(spec, dtype, device, most_rows, on_progress, keeps_bits=is_invariant), 1
+        row_counts = Ladder.of(options.slots, most_prompt_rows(options, device)).row_counts()
+        return gpu.make_ops(spec, dtype, device, row_counts, on_progress, keeps_bits=is_invariant), 1
     if not is_invariant:
         return PlainOps(), 1
     chunk = options.prompt_chunk_tokens or PROMPT_CHUNK_TOKENS["cpu"]

@@ -99,6 +99,10 @@ class Tick(Protocol):
     takes_whole_tokens: bool  # `TickWork.loops` may be more than 1
     most_prompt_rows: int  # that one tick takes, and should take where few rows decode; or ANY_NUMBER
 
+    def prompt_room(self, decode_rows: int, rows: int) -> int:
+        """Up to `rows` prompt rows that go well beside so many decode rows."""
+        ...
+
     def launch(self, work: TickWork) -> Ticket: ...
 
     def launch_heads(self, residents: list[Resident]) -> Ticket:
@@ -128,6 +132,9 @@ class EagerTick:
         self._needs = needs
         self._row_tile = row_tile
         self._prompt_states: dict[int, Tensor] = {}  # slot -> [rows of its chunk, state_width]
+
+    def prompt_room(self, decode_rows: int, rows: int) -> int:
+        return rows
 
     def drop(self, slot: int) -> None:
         """Forget what a slot's chunk in flight has computed."""

@@ -38,7 +38,11 @@ class TickShape:
 
 @dataclass(frozen=True, slots=True)
 class Ladder:
-    """The sizes that ticks are padded to, each tuple ascending; `beside` are those of decode rows beside prompts."""
+    """The sizes that ticks are padded to, each tuple ascending; `beside` are those of decode rows beside prompts.
+
+    Products run fastest on so many rows as `prompt` names. So decode rows that are few take their places out of the
+    prompt's rung, and both together make one.
+    """
 
     decode: tuple[int, ...]
     prompt: tuple[int, ...]
@@ -55,8 +59,35 @@ class Ladder:
 
     def shape(self, decode_rows: int, prompt_rows: int) -> TickShape:
         """The smallest shape that holds so many rows; no rows take none."""
-        decode = self.beside if prompt_rows else self.decode
-        return TickShape(_rung(decode, decode_rows), _rung(self.prompt, prompt_rows))
+        decode = _rung(self.beside if prompt_rows else self.decode, decode_rows)
+        return TickShape(decode, _rung(self.prompt_beside(decode), prompt_rows))
+
+    def prompt_beside(self, decode_rung: int) -> tuple[int, ...]:
+        """Rungs of prompt rows beside so many decode rows. The last one holds as many as prompts alone may have: rows
+        that began to decode after a chunk set out don't stop it."""
+        packed = {_beside(rung, decode_rung) for rung in self.prompt}
+        return tuple(sorted(packed | {self.prompt[-1]}))
+
+    def prompt_room(self, decode_rows: int, rows: int) -> int:
+        """Up to `rows` prompt rows that go well beside so many decode rows."""
+        rung = _rung(self.prompt, min(rows, self.prompt[-1]))
+        return min(rows, _beside(rung, _rung(self.beside, decode_rows)))
+
+    def shapes(self) -> tuple[list[TickShape], list[TickShape], list[TickShape]]:
+        """Decode rows alone, prompt rows alone, and both together."""
+        decode = [TickShape(rows, 0) for rows in self.decode]
+        prompt = [TickShape(0, rows) for rows in self.prompt]
+        mixed = [TickShape(rows, beside) for rows in self.beside for beside in self.prompt_beside(rows)]
+        return decode, prompt, mixed
+
+    def row_counts(self) -> list[int]:
+        """Every number of rows, padding included, that a tick may have."""
+        return sorted({shape.decode_rows + shape.prompt_rows for shapes in self.shapes() for shape in shapes})
+
+
+def _beside(prompt_rung: int, decode_rung: int) -> int:
+    """What is left of a prompt's rung; all of it where decode rows would take more than a quarter."""
+    return prompt_rung - decode_rung if 4 * decode_rung <= prompt_rung else prompt_rung
 
 
 def _rung(rungs: tuple[int, ...], rows: int) -> int:

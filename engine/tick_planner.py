@@ -9,7 +9,8 @@ from __future__ import annotations
 from epicycle.engine.route import PromptQueue, Resident, TickWork
 from epicycle.engine.tick import ANY_NUMBER, Tick
 
-DECODE_ROWS_OF_A_CHUNK = 16  # a chunk of the default size takes at most twice as long as so many
+DECODE_ROWS_OF_A_CHUNK = 64  # so many more let a chunk be as large again: their tick takes longer by itself
+TOKENS_OF_A_QUEUE = 8  # the prompts at hand are to be read while a running stream makes so many tokens
 
 
 class TickPlanner:
@@ -35,15 +36,20 @@ class TickPlanner:
         return TickWork(decode, chunks, 1 if chunks else loops)
 
     def _budget_rows(self, decode_rows: int) -> int:
-        """Prompt rows of one tick: as many as it takes while more requests wait for their prompts than decode; then in
-        proportion to the decode rows, whose tokens they hold up."""
+        """Prompt rows of one tick: as many as it takes while more requests wait for their prompts than decode. Then
+        enough to read what is left of them in a few tokens' time, and no fewer than hardly hold up so many decode rows.
+        """
         most_rows = self._tick.most_prompt_rows
         if self.ordered_rows or most_rows == ANY_NUMBER:
             return min(self.ordered_rows or self._chunk_tokens, most_rows)
-        if decode_rows < self._prompts.waiting:
-            return most_rows
-        share = 1 + decode_rows // DECODE_ROWS_OF_A_CHUNK
-        return min(most_rows, self._chunk_tokens << (share.bit_length() - 1))  # doubled, as the ladder's rungs are
+        rows, left = most_rows, self._prompts.rows_left
+        if decode_rows >= self._prompts.waiting:
+            shares = 1 + decode_rows // DECODE_ROWS_OF_A_CHUNK
+            small = self._chunk_tokens << (shares.bit_length() - 1)  # doubled, as the ladder's rungs are
+            rows = min(most_rows, max(small, -(-left // TOKENS_OF_A_QUEUE)))
+        if rows == most_rows >= left:
+            return left  # nothing is gained by leaving a few for a tick of their own
+        return self._tick.prompt_room(decode_rows, rows)
 
     def _keep_step(self, decode: list[Resident]) -> tuple[list[Resident], bool]:
         """Rows of one fixed depth start their tokens together: those ahead wait, and prompts start when tokens do.

@@ -334,8 +334,8 @@ def run_product(
 ) -> Tensor:
     """`kind` on x as `config` says: [M, O], or float32 [chunks, M, O] for whoever adds parts up (see `norm_triton`)
     where the stream kernel runs a product of several chunks."""
-    if config.kernel == "library":
-        return _run_library(kind, x, weight)
+    if config.kernel in ("library", "exact"):
+        return _run_library(kind, x, weight, is_exact=config.kernel == "exact")
     epilogue = stored_as(kind, config)
     if config.kernel == "early":
         assert count is None, kind
@@ -348,10 +348,13 @@ def stored_as(kind: Product, config: GemmConfig) -> str:
     return "parts" if kind.chunks > 1 and config.kernel != "tile" else kind.epilogue
 
 
-def _run_library(kind: Product, x: Tensor, weight: Tensor) -> Tensor:
+def _run_library(kind: Product, x: Tensor, weight: Tensor, *, is_exact: bool) -> Tensor:
     """Of several chunks only where bits are free: the library has an order of its own."""
-    blocks = [_library_rows(block, weight) for block in x.split(STEPS[-1])]
-    y = torch.cat(blocks) if len(blocks) > 1 else blocks[0]
+    if is_exact:
+        y = torch.nn.functional.linear(x, weight)
+    else:
+        blocks = [_library_rows(block, weight) for block in x.split(STEPS[-1])]
+        y = torch.cat(blocks) if len(blocks) > 1 else blocks[0]
     if kind.epilogue == "pair":
         return silu_mul(y[:, : kind.outputs], y[:, kind.outputs :])
     return y.float() if kind.epilogue == "float" else y

@@ -41,7 +41,10 @@ class GemmConfig:
 
 
 LIBRARY = GemmConfig("library", 0, 0, 0, 0, 0)
-"""The vendor's matrix library; only ever chosen where every row equals the sure kernel's."""
+"""The vendor's matrix library; only ever chosen where every row equals the sure kernel's. It may take another order for
+another number of rows, so it is handed a number that was checked: the ladder's next step."""
+EXACT = GemmConfig("exact", 0, 0, 0, 0, 0)
+"""The library on just so many rows as there are, a number that was checked too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,14 +226,21 @@ class Probe(Protocol):
 
 @dataclass(slots=True)
 class Choices:
-    """The picked configuration of every (product name, step), with what was refused for its bits."""
+    """The picked configuration of every (product name, step), with what was refused for its bits, and the numbers of
+    rows between steps that the library may be handed as they are, by product name."""
 
     picked: dict[tuple[str, int], GemmConfig] = field(default_factory=dict)
     refused: list[tuple[str, int, str]] = field(default_factory=list)
+    exact: dict[str, frozenset[int]] = field(default_factory=dict)
+
+    def find(self, product: Product, rows: int) -> GemmConfig | None:
+        """What to run, if anything was picked."""
+        found = self.picked.get((product.name, step_for(rows)))
+        return EXACT if found == LIBRARY and rows in self.exact.get(product.name, ()) else found
 
     def get(self, product: Product, rows: int) -> GemmConfig:
         """What to run; the sure one where nothing was picked."""
-        return self.picked.get((product.name, step_for(rows)), sure(product))
+        return self.find(product, rows) or sure(product)
 
 
 def choose(products: list[Product], steps: list[int], probe: Probe, *, keeps_bits: bool = True) -> Choices:

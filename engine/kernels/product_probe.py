@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from epicycle.engine.kernels.gemm_triton import added_parts, run_product
-from epicycle.engine.kernels.ladder import Choices, GemmConfig, Product, choose, sure
+from epicycle.engine.kernels.ladder import EXACT, Choices, GemmConfig, Product, choose, sure
 
 COLD_BYTES = 200 << 20
 REPLAYS = 5
@@ -78,6 +78,12 @@ def check_products(
 ) -> Choices:
     """Time and compare every implementation of `products` on `steps` of the ladder; seconds, once at start-up."""
     return choose(products, steps, ProductProbe(max(steps), dtype, device, weights or {}), keeps_bits=keeps_bits)
+
+
+def rows_that_agree(product: Product, rows: list[int], dtype: torch.dtype, device: torch.device) -> frozenset[int]:
+    """Those of `rows` at which the library, handed just so many, gives every row its sure bits."""
+    probe = ProductProbe(max(rows), dtype, device, {})
+    return frozenset(count for count in rows if probe.is_equal(product, EXACT, count))
 
 
 def _graph_us(launches: list[partial[Tensor]]) -> float:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from epicycle.engine.kernels import noise_triton
 from epicycle.engine.kernels.gemm_triton import added_parts, product, run_product
-from epicycle.engine.kernels.ladder import Choices, GemmConfig, Product, canonical_chunks, step_for, untimed
+from epicycle.engine.kernels.ladder import Choices, GemmConfig, Product, canonical_chunks, untimed
 from epicycle.engine.kernels.norm_triton import gate_logit, norm
 from epicycle.engine.kernels.rope_kv_triton import rope
 from epicycle.engine.kernels.silu_triton import silu_mul
@@ -26,7 +26,7 @@ class TritonOps:
         self._choices = choices
 
     def _config(self, kind: Product, rows: int) -> GemmConfig:
-        picked = self._choices.picked.get((kind.name, step_for(rows))) if self._choices is not None else None
+        picked = self._choices.find(kind, rows) if self._choices is not None else None
         return picked or untimed(kind, rows)
 
     def product(self, x: Tensor, weight: Tensor, epilogue: str = "plain") -> Tensor:

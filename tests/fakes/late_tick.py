@@ -41,6 +41,9 @@ class LateTick:
         self._tick = tick
         self._asks = asks
 
+    def prompt_room(self, decode_rows: int, rows: int) -> int:
+        return self._tick.prompt_room(decode_rows, rows)
+
     def launch(self, work: TickWork) -> LateTicket:
         self.launched.append(work)
         return LateTicket(self._tick.launch(work), self._asks)

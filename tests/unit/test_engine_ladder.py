@@ -27,7 +27,7 @@ FIXED = Sampling(max_tokens=20, temperature=0.0)
 LOOPS = 4
 
 
-def resident(slot: int, prompt_tokens: int) -> Resident:
+def resident(slot: int, prompt_tokens: int, limit_tokens: int = 3000) -> Resident:
     join = Join(
         rid=slot,
         gateway=0,
@@ -35,7 +35,7 @@ def resident(slot: int, prompt_tokens: int) -> Resident:
         gen=1,
         prompt=pack(I32, range(prompt_tokens)),
         pages=b"",
-        limit_tokens=3000,
+        limit_tokens=limit_tokens,
         sampling=FIXED,
         loops=LoopBounds(),
     )
@@ -43,7 +43,7 @@ def resident(slot: int, prompt_tokens: int) -> Resident:
         join=join,
         params=sampling_params(FIXED),
         prompt_tokens=prompt_tokens,
-        limit_tokens=3000,
+        limit_tokens=limit_tokens,
         pages=[],
         joined_s=0.0,
         written_tokens=0,
@@ -58,8 +58,45 @@ class TestLadder:
         assert TickShape(48, 0) == ladder.shape(33, 0)
         assert TickShape(100, 0) == ladder.shape(97, 0)
         assert TickShape(0, 128) == ladder.shape(0, 1)
-        assert TickShape(32, 256) == ladder.shape(9, 129)
+        assert TickShape(32, 224) == ladder.shape(9, 129)
         assert TickShape(0, 0) == ladder.shape(0, 0)
+
+    def test_few_decode_rows_take_their_places_out_of_the_prompts_rung(self) -> None:
+        ladder = Ladder.of(200, 2048)
+        assert [2048, 2048, 512, 1024] == [
+            shape.decode_rows + shape.prompt_rows
+            for shape in (
+                ladder.shape(5, 2040),
+                ladder.shape(128, 1920),
+                ladder.shape(30, 480),
+                ladder.shape(200, 800),
+            )
+        ]
+        assert TickShape(128, 256) == ladder.shape(65, 200)  # a rung of 256 would be half theirs
+
+    @pytest.mark.parametrize("decode", [1, 8, 9, 64, 100, 200])
+    def test_prompt_room_fills_a_rung_of_both(self, decode: int) -> None:
+        ladder = Ladder.of(200, 2048)
+        for rows in ladder.prompt:
+            room = ladder.prompt_room(decode, rows)
+            shape = ladder.shape(decode, room)
+            assert room == shape.prompt_rows
+            assert shape.decode_rows + shape.prompt_rows == rows or 4 * shape.decode_rows > rows
+
+    def test_rows_that_begin_to_decode_do_not_stop_a_chunk_on_its_way(self) -> None:
+        ladder = Ladder.of(200, 2048)
+        assert TickShape(32, 2048) == ladder.shape(9, ladder.prompt_room(8, 2048))
+
+    @pytest.mark.parametrize("slots", [1, 2, 7, 128, 129, 300, 1000])
+    def test_every_shape_is_among_those_that_are_made_ready(self, slots: int) -> None:
+        ladder = Ladder.of(slots, 2048)
+        made = {shape for shapes in ladder.shapes() for shape in shapes}
+        for decode in range(0, slots + 1, 3):
+            for rows in (1, 100, 250, 481, 1000, 1793, 2016, 2048):
+                shape = ladder.shape(decode, rows)
+                assert shape in made
+                assert shape.prompt_rows >= rows
+                assert shape.decode_rows + shape.prompt_rows in ladder.row_counts()
 
     @pytest.mark.parametrize("slots", [1, 2, 7, 128, 129, 300, 1000])
     def test_every_number_of_rows_has_a_rung(self, slots: int) -> None:
@@ -73,12 +110,12 @@ class TestLadder:
         parts = parts_of(Ladder.of(4, 256), has_prelude_layers=False, has_coda_layers=False)
         assert ["loop", "greedy", "token", "scored", "drawn", "filtered"] == [part.name for part in parts[:6]]
         assert {TickShape(4, 0)} == {part.shape for part in parts[:6]}
-        assert Part("loop", TickShape(4, 128), True) == parts[-1]
+        assert Part("loop", TickShape(4, 124), True) == parts[-1]
         assert len(set(parts)) == len(parts)
 
     def test_parts_with_layers_outside_the_core_have_graphs_of_their_own(self) -> None:
         parts = parts_of(Ladder.of(2, 128), has_prelude_layers=True, has_coda_layers=True)
-        both = TickShape(2, 128)
+        both = TickShape(2, 126)
         assert {Part("loop", both, True), Part("loop", both), Part("greedy", both, True), Part("greedy", both)} <= {
             *parts
         }
@@ -97,7 +134,7 @@ class TestInputs:
         slots, positions, depths, ends, state_rows = (
             column.tolist() for column in inputs.prompt_columns(shape.prompt_rows)
         )
-        assert ([3] * 3 + [SINK] * 125, [2, 3, 4], [1, 1, 1], [5, 5, 5]) == (slots, positions[:3], depths[:3], ends[:3])
+        assert ([3] * 3 + [SINK] * (shape.prompt_rows - 3), [2, 3, 4], [1, 1, 1], [5, 5, 5]) == (slots, positions[:3], depths[:3], ends[:3])
         assert 3 == len({*state_rows[:3]})
         assert {inputs.state_sink} == {*state_rows[3:]}
         assert {SINK} == {*inputs.ends[1].tolist()}
@@ -151,37 +188,44 @@ def test_what_has_no_memory_is_named_with_the_knobs() -> None:
 
 
 class TestBudget:
-    """A tick of a GPU takes up to 2,048 prompt rows; 512 are the default beside decode rows."""
+    """A tick of a GPU takes up to 2,048 rows of prompts; 256 are the default beside decode rows."""
 
     @pytest.mark.parametrize(
-        ("decode", "waiting", "ordered", "rows"),
+        ("decode", "waiting", "prompt", "ordered", "rows"),
         [
-            (0, 1, 0, 2048),
-            (1, 2, 0, 2048),
-            (2, 1, 0, 512),
-            (20, 3, 0, 1024),
-            (40, 1, 0, 1024),
-            (100, 1, 0, 2048),
-            (100, 1, 64, 64),
-            (0, 9, 17, 17),
+            (0, 1, 3000, 0, 2048),
+            (1, 2, 3000, 0, 2047),
+            (2, 1, 900, 0, 254),
+            (40, 1, 2048, 0, 216),
+            (100, 1, 900, 0, 412),
+            (40, 4, 1024, 0, 472),  # what waits is to be read in a few tokens' time
+            (40, 12, 1024, 0, 1496),
+            (8, 1, 16384, 0, 2040),
+            (5, 1, 2040, 0, 251),
+            (1, 2, 1024, 0, 2048),  # all that is left, not all but one
+            (100, 1, 3000, 64, 64),
+            (0, 9, 3000, 17, 17),
         ],
     )
-    def test_prompt_rows_of_a_tick(self, decode: int, waiting: int, ordered: int, rows: int) -> None:
+    def test_prompt_rows_of_a_tick(self, decode: int, waiting: int, prompt: int, ordered: int, rows: int) -> None:
         prompts = PromptQueue(is_serial=False, most_chunks=32)
         for slot in range(waiting):
-            prompts.add(resident(slot, 3000))
-        planner = TickPlanner(WideTick(), prompts, LOOPS, chunk_tokens=512)
+            prompts.add(resident(slot, prompt, limit_tokens=20000))
+        planner = TickPlanner(WideTick(), prompts, LOOPS, chunk_tokens=256)
         planner.ordered_rows = ordered
         decoding = [resident(100 + number, 4) for number in range(decode)]
         assert rows == planner.next_work(decoding).prompt_rows
 
 
 class WideTick:
-    """The sizes of a GPU's tick."""
+    """The sizes of a GPU's tick, which runs fastest on a multiple of 256 rows."""
 
     most_chunks = 32
     takes_whole_tokens = True
     most_prompt_rows = 2048
+
+    def prompt_room(self, decode_rows: int, rows: int) -> int:
+        return min(rows, -(-rows // 256) * 256 - decode_rows)
 
     def launch(self, work: TickWork) -> Ticket:
         raise AssertionError(work)

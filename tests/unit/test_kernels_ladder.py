@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from epicycle.engine.kernels.ladder import (
+    EXACT,
     LIBRARY,
     STEPS,
     GemmConfig,
@@ -59,6 +60,14 @@ def test_where_bits_are_free_the_fastest_is_picked_uncompared_the_library_for_sp
     probe = FakeProbe({LIBRARY.key: 1.0}, {LIBRARY.key})
     assert [LIBRARY] * 2 == [choose([it], [16], probe, keeps_bits=False).get(it, 16) for it in (PLAIN, split)]
     assert [] == probe.compared
+
+
+def test_between_steps_the_library_gets_the_rows_that_agree_as_they_are_and_others_padded() -> None:
+    choices = choose([PLAIN], [64, 512], FakeProbe({LIBRARY.key: 1.0}))
+    choices.exact[PLAIN.name] = frozenset({48})
+    assert [EXACT, LIBRARY, LIBRARY] == [choices.get(PLAIN, rows) for rows in (48, 49, 64)]
+    choices.picked[PLAIN.name, 64] = sure(PLAIN)
+    assert sure(PLAIN) == choices.get(PLAIN, 48)
 
 
 def test_what_cannot_run_is_neither_compared_nor_picked() -> None:
