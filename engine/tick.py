@@ -100,7 +100,7 @@ class Tick(Protocol):
     most_prompt_rows: int  # that one tick takes, and should take where few rows decode; or ANY_NUMBER
 
     def prompt_room(self, decode_rows: int, rows: int) -> int:
-        """Up to `rows` prompt rows that go well beside so many decode rows."""
+        """How many prompt rows fill a tick of some `rows` rows beside so many decode rows."""
         ...
 
     def launch(self, work: TickWork) -> Ticket: ...

@@ -69,9 +69,8 @@ class Ladder:
         return tuple(sorted(packed | {self.prompt[-1]}))
 
     def prompt_room(self, decode_rows: int, rows: int) -> int:
-        """Up to `rows` prompt rows that go well beside so many decode rows."""
-        rung = _rung(self.prompt, min(rows, self.prompt[-1]))
-        return min(rows, _beside(rung, _rung(self.beside, decode_rows)))
+        """How many prompt rows fill a tick of some `rows` rows beside so many decode rows."""
+        return _beside(_rung(self.prompt, min(rows, self.prompt[-1])), _rung(self.beside, decode_rows))
 
     def shapes(self) -> tuple[list[TickShape], list[TickShape], list[TickShape]]:
         """Decode rows alone, prompt rows alone, and both together."""

@@ -25,6 +25,7 @@ class TickPlanner:
         self._loops = loops
         self._chunk_tokens = chunk_tokens
         self.ordered_rows = 0
+        self._dose_rows = 0
 
     def next_work(self, decode: list[Resident]) -> TickWork:
         """The next tick, of decode rows that may run and whatever prompts may; it may be empty."""
@@ -38,18 +39,22 @@ class TickPlanner:
     def _budget_rows(self, decode_rows: int) -> int:
         """Prompt rows of one tick: as many as it takes while more requests wait for their prompts than decode. Then
         enough to read what is left of them in a few tokens' time, and no fewer than hardly hold up so many decode rows.
+        A dose once found necessary is kept until nobody waits, or what is left last would trickle.
         """
         most_rows = self._tick.most_prompt_rows
         if self.ordered_rows or most_rows == ANY_NUMBER:
             return min(self.ordered_rows or self._chunk_tokens, most_rows)
-        rows, left = most_rows, self._prompts.rows_left
-        if decode_rows >= self._prompts.waiting:
-            shares = 1 + decode_rows // DECODE_ROWS_OF_A_CHUNK
-            small = self._chunk_tokens << (shares.bit_length() - 1)  # doubled, as the ladder's rungs are
-            rows = min(most_rows, max(small, -(-left // TOKENS_OF_A_QUEUE)))
-        if rows == most_rows >= left:
+        waiting, left = self._prompts.waiting, self._prompts.rows_left
+        if not waiting:
+            self._dose_rows = 0
+            return 0
+        shares = 1 + decode_rows // DECODE_ROWS_OF_A_CHUNK
+        small = self._chunk_tokens << (shares.bit_length() - 1)  # doubled, as the ladder's rungs are
+        wanted = most_rows if decode_rows < waiting else max(small, -(-left // TOKENS_OF_A_QUEUE))
+        self._dose_rows = min(most_rows, max(self._dose_rows, wanted))
+        if self._dose_rows == most_rows >= left:
             return left  # nothing is gained by leaving a few for a tick of their own
-        return self._tick.prompt_room(decode_rows, rows)
+        return self._tick.prompt_room(decode_rows, self._dose_rows)
 
     def _keep_step(self, decode: list[Resident]) -> tuple[list[Resident], bool]:
         """Rows of one fixed depth start their tokens together: those ahead wait, and prompts start when tokens do.

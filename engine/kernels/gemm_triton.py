@@ -174,34 +174,44 @@ def tile_kernel(
     tiles_m = tl.cdiv(live, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)
     steps = tl.cdiv(K, BLOCK_K)
-    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0), flatten=FLATTEN):
-        tile_m, tile_n = _tile_of(tile, tiles_m, tiles_n, GROUP_M)
-        m, n = tile_m * BLOCK_M, tile_n * BLOCK_N
-        if EPILOGUE == PAIR:
-            gate = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-            up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-            for step in range(steps):
-                x = x_desc.load([m, step * BLOCK_K])
-                gate = tl.dot(x, w_desc.load([n, step * BLOCK_K]).T, gate, input_precision="ieee")
-                up = tl.dot(x, w_desc.load([N + n, step * BLOCK_K]).T, up, input_precision="ieee")
-            rounded_gate, rounded_up = gate.to(DTYPE).to(tl.float32), up.to(DTYPE).to(tl.float32)
-            y_desc.store([m, n], silu_mul_rounded(rounded_gate, rounded_up, DTYPE).to(DTYPE))
-        elif CHUNKS == 1:
-            total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-            for step in range(steps):
-                x = x_desc.load([m, step * BLOCK_K])
-                total = tl.dot(x, w_desc.load([n, step * BLOCK_K]).T, total, input_precision="ieee")
-            y_desc.store([m, n], total.to(DTYPE))
-        else:
-            total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-            for first in tl.static_range(CHUNKS):
-                acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-                for step in range(first * chunk_steps, tl.minimum((first + 1) * chunk_steps, steps)):
+    if CHUNKS > 1:
+        # One loop over the chunks of all its tiles, so that reading ahead goes on from one chunk to the next.
+        tiles = tl.maximum(0, tiles_m * tiles_n - tl.program_id(0))
+        sums = tl.cdiv(tiles, tl.num_programs(0)) * CHUNKS
+        total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        for number in tl.range(0, sums, flatten=FLATTEN):
+            part = number % CHUNKS
+            tile_m, tile_n = _tile_of(
+                tl.program_id(0) + number // CHUNKS * tl.num_programs(0), tiles_m, tiles_n, GROUP_M
+            )
+            m, n = tile_m * BLOCK_M, tile_n * BLOCK_N
+            acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+            for step in range(chunk_steps):  # what a last, shorter chunk lacks is read as 0
+                k = (part * chunk_steps + step) * BLOCK_K
+                acc = tl.dot(x_desc.load([m, k]), w_desc.load([n, k]).T, acc, input_precision="ieee")
+            # 0 + acc is acc: a sum that starts at +0 never becomes -0.
+            total = tl.where(part == 0, 0.0, total) + acc
+            if part == CHUNKS - 1:
+                y_desc.store([m, n], total.to(DTYPE))
+    else:
+        for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0), flatten=FLATTEN):
+            tile_m, tile_n = _tile_of(tile, tiles_m, tiles_n, GROUP_M)
+            m, n = tile_m * BLOCK_M, tile_n * BLOCK_N
+            if EPILOGUE == PAIR:
+                gate = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+                up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+                for step in range(steps):
                     x = x_desc.load([m, step * BLOCK_K])
-                    acc = tl.dot(x, w_desc.load([n, step * BLOCK_K]).T, acc, input_precision="ieee")
-                # 0 + acc is acc: a sum that starts at +0 never becomes -0.
-                total += acc
-            y_desc.store([m, n], total.to(DTYPE))
+                    gate = tl.dot(x, w_desc.load([n, step * BLOCK_K]).T, gate, input_precision="ieee")
+                    up = tl.dot(x, w_desc.load([N + n, step * BLOCK_K]).T, up, input_precision="ieee")
+                rounded_gate, rounded_up = gate.to(DTYPE).to(tl.float32), up.to(DTYPE).to(tl.float32)
+                y_desc.store([m, n], silu_mul_rounded(rounded_gate, rounded_up, DTYPE).to(DTYPE))
+            else:
+                total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+                for step in range(steps):
+                    x = x_desc.load([m, step * BLOCK_K])
+                    total = tl.dot(x, w_desc.load([n, step * BLOCK_K]).T, total, input_precision="ieee")
+                y_desc.store([m, n], total.to(DTYPE))
 
 
 def product(

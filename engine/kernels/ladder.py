@@ -158,6 +158,14 @@ _SPLIT_CANDIDATES: dict[int, tuple[GemmConfig, ...]] = {
         GemmConfig("stream", 128, 64, 64, 4, 4),
         GemmConfig("stream", 128, 64, 64, 8, 4),
         GemmConfig("stream", 128, 128, 64, 8, 4),
+        GemmConfig("tile", 64, 128, 64, 4, 5, flatten=True),
+        GemmConfig("tile", 128, 64, 64, 4, 6, flatten=True),
+        GemmConfig("tile", 128, 128, 64, 8, 4, flatten=True),
+    ),
+    4096: (
+        GemmConfig("tile", 64, 128, 64, 4, 5, flatten=True),
+        GemmConfig("tile", 128, 64, 64, 4, 6, flatten=True),
+        GemmConfig("tile", 128, 128, 64, 8, 4, flatten=True),
     ),
 }
 """For products of several chunks, beside the others: few tiles leave a card half empty, tiles of every chunk don't."""

@@ -18,11 +18,20 @@ from torch import Tensor
 
 from epicycle.engine.kernels.decode_attention_triton import history
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses
-from epicycle.engine.kernels.triton_common import TL_DTYPES, cell_in, next_power, pages_of
+from epicycle.engine.kernels.triton_common import TL_DTYPES, next_power, pages_of
 from epicycle.engine.kernels.work_triton import WorkList
 
 QUERY_TILE = 64  # rows of one work item
 TILE = 64  # positions of one step of the online softmax
+
+
+@triton.jit
+def _pages(table_at, start, end, BLOCK_T: tl.constexpr, PAGE_TOKENS: tl.constexpr):
+    """`pages_of` a tile that begins at a multiple of BLOCK_T, by fewer instructions where pages divide tiles."""
+    if BLOCK_T % PAGE_TOKENS:
+        return pages_of(table_at, start, end, BLOCK_T, PAGE_TOKENS)
+    place = tl.arange(0, BLOCK_T)
+    return tl.load(table_at + start // PAGE_TOKENS + place // PAGE_TOKENS, mask=place < end - start, other=0)
 
 
 @triton.jit
@@ -32,12 +41,20 @@ def _step(
     PAGE_TOKENS: tl.constexpr, DTYPE: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """One KV tile, in the pages `page` [BLOCK_T]. Without MASKED every query sees every key of it. Both forms compute
-    the same bits: fused multiply-adds are written out so that the compiler can't choose differently."""
+    the same bits: fused multiply-adds are written out so that the compiler can't choose differently.
+
+    The tile's own sum of values is added to what was mixed before, not built on it: while products of two tiles shared
+    an accumulator, the assembler made every product wait for the one before."""
     lane = tl.arange(0, BLOCK_D)
     key = start + tl.arange(0, BLOCK_T)
     held = key < end
-    cell = cell_in(page, place, slots_per_page, key, PAGE_TOKENS)
-    at = cell[:, None] * CELL + kv_head * HEAD_DIM + lane[None, :]
+    if BLOCK_T % PAGE_TOKENS == 0:  # so that where in its page a key lies is known beforehand
+        inside = tl.arange(0, BLOCK_T) % PAGE_TOKENS
+    else:
+        inside = key % PAGE_TOKENS
+    page_size = slots_per_page * (PAGE_TOKENS * CELL)
+    at = page.to(tl.int64)[:, None] * page_size + (place * (PAGE_TOKENS * CELL) + kv_head * HEAD_DIM)
+    at += (inside * CELL)[:, None] + lane[None, :]
     if MASKED or HEAD_DIM != BLOCK_D:
         mask = held[:, None] & (lane < HEAD_DIM)[None, :]
         k = tl.load(k_pool_ptr + at, mask=mask, other=0.0)
@@ -52,7 +69,8 @@ def _step(
     weights = tl.exp2(tl.fma(scores, tl.zeros_like(scores) + scale, tl.zeros_like(scores) - new_top[:, None]))
     fade = tl.exp2(top - new_top)
     total = tl.fma(total, fade, tl.sum(weights, axis=1))
-    mixed = tl.dot(weights.to(DTYPE), v, mixed * fade[:, None], input_precision="ieee")
+    fresh = tl.dot(weights.to(DTYPE), v, input_precision="ieee")
+    mixed = tl.fma(mixed, tl.zeros_like(mixed) + fade[:, None], fresh)
     return new_top, total, mixed
 
 
@@ -93,16 +111,16 @@ def prompt_kernel(
     open_end = (position + 1) // BLOCK_T * BLOCK_T
     table_at = page_table_ptr + slot.to(tl.int64) * table_stride
     place = plane_slot + layer
-    page = pages_of(table_at, 0, end, BLOCK_T, PAGE_TOKENS)
+    page = _pages(table_at, 0, end, BLOCK_T, PAGE_TOKENS)
     for start in range(0, open_end, BLOCK_T):
-        coming = pages_of(table_at, start + BLOCK_T, end, BLOCK_T, PAGE_TOKENS)
+        coming = _pages(table_at, start + BLOCK_T, end, BLOCK_T, PAGE_TOKENS)
         top, total, mixed = _step(
             q, top, total, mixed, page, k_pool_ptr, v_pool_ptr, place, slots_per_page, kv_head, start, end, asked,
             scale, KV_HEADS * HEAD_DIM, HEAD_DIM, BLOCK_D, BLOCK_T, PAGE_TOKENS, DTYPE, False,
         )  # fmt: skip
         page = coming
     for start in range(open_end, end, BLOCK_T):
-        coming = pages_of(table_at, start + BLOCK_T, end, BLOCK_T, PAGE_TOKENS)
+        coming = _pages(table_at, start + BLOCK_T, end, BLOCK_T, PAGE_TOKENS)
         top, total, mixed = _step(
             q, top, total, mixed, page, k_pool_ptr, v_pool_ptr, place, slots_per_page, kv_head, start, end, asked,
             scale, KV_HEADS * HEAD_DIM, HEAD_DIM, BLOCK_D, BLOCK_T, PAGE_TOKENS, DTYPE, True,
