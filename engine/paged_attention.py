@@ -17,10 +17,10 @@ from epicycle.engine.flash_attention import FlashParts, FlashRun, layer_view, sl
 from epicycle.engine.frame import Frame
 from epicycle.engine.kernels.decode_attention_triton import PIECE, allocate_scratch, decode_attention, list_runs
 from epicycle.engine.kernels.early_check import early_holds
-from epicycle.engine.kernels.prompt_attention_triton import QUERY_TILE, PromptChunks, prompt_attention
+from epicycle.engine.kernels.prompt_attention_triton import QUERY_TILE, PromptChunks, prompt_attention, query_tile
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning, rope_kv
 from epicycle.engine.kernels.tick_triton import addresses, write_kv
-from epicycle.engine.kernels.work_triton import allocate_work, fill_work
+from epicycle.engine.kernels.work_triton import allocate_work, list_tiles
 from epicycle.engine.pool import KvPool
 from epicycle.engine.tick_inputs import MOST_CHUNKS
 
@@ -48,7 +48,8 @@ class PagedAttention:
         self.heads = heads
         self.starts = pool.plane_starts
         geometry, device = pool.geometry, pool.device
-        self._context_pieces = -(-page_table.shape[1] * pool.page_tokens // PIECE)
+        self.context_tokens = page_table.shape[1] * pool.page_tokens
+        self._context_pieces = -(-self.context_tokens // PIECE)
         entries = decode_rows * self._context_pieces
         self.work = allocate_work(entries, device)
         self.scratch = allocate_scratch(entries, decode_rows, heads, geometry.kv_heads, geometry.head_dim, device)
@@ -214,8 +215,10 @@ class PagedRows:
         """Chunks whose first row is live; rows of a chunk are live together."""
         firsts, counts = frame.chunks[0], frame.chunks[1]
         is_live = frame.live[frame.decode_rows :][firsts]
-        chunks = PromptChunks(
-            firsts.to(torch.int32), torch.where(is_live, counts, 0).to(torch.int32), self._attention.prompt_work
-        )
-        fill_work(chunks.work, chunks.counts, QUERY_TILE)
+        starts = frame.positions[frame.decode_rows :][firsts].to(torch.int32)
+        counts = torch.where(is_live, counts, 0).to(torch.int32)
+        shared = self._attention
+        tile = query_tile(frame.prompt_rows, shared.context_tokens, shared.pool.geometry.head_dim)
+        chunks = PromptChunks(firsts.to(torch.int32), counts, shared.prompt_work, tile)
+        list_tiles(chunks.work, chunks.counts, starts, tile)
         return chunks

@@ -10,7 +10,8 @@ from epicycle.engine.route import PromptQueue, Resident, TickWork
 from epicycle.engine.tick import ANY_NUMBER, Tick
 
 DECODE_ROWS_OF_A_CHUNK = 64  # so many more let a chunk be as large again: their tick takes longer by itself
-TOKENS_OF_A_QUEUE = 8  # the prompts at hand are to be read while a running stream makes so many tokens
+SMALL_DOSES = 16  # prompts that so many small chunks hold are read in such; it takes as many tokens of a running stream
+TOKENS_OF_A_QUEUE = 8  # longer ones are to be read in the time of so many tokens
 
 
 class TickPlanner:
@@ -38,7 +39,7 @@ class TickPlanner:
 
     def _budget_rows(self, decode_rows: int) -> int:
         """Prompt rows of one tick: as many as it takes while more requests wait for their prompts than decode. Then
-        enough to read what is left of them in a few tokens' time, and no fewer than hardly hold up so many decode rows.
+        few enough to hardly hold up so many decode rows, unless a lot is left of them.
         A dose once found necessary is kept until nobody waits, or what is left last would trickle.
         """
         most_rows = self._tick.most_prompt_rows
@@ -50,7 +51,8 @@ class TickPlanner:
             return 0
         shares = 1 + decode_rows // DECODE_ROWS_OF_A_CHUNK
         small = self._chunk_tokens << (shares.bit_length() - 1)  # doubled, as the ladder's rungs are
-        wanted = most_rows if decode_rows < waiting else max(small, -(-left // TOKENS_OF_A_QUEUE))
+        wanted = small if left <= SMALL_DOSES * small else -(-left // TOKENS_OF_A_QUEUE)
+        wanted = most_rows if decode_rows < waiting else wanted
         self._dose_rows = min(most_rows, max(self._dose_rows, wanted))
         if self._dose_rows == most_rows >= left:
             return left  # nothing is gained by leaving a few for a tick of their own

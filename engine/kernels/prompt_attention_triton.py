@@ -21,7 +21,7 @@ from epicycle.engine.kernels.rope_kv_triton import RowAddresses
 from epicycle.engine.kernels.triton_common import TL_DTYPES, next_power, pages_of
 from epicycle.engine.kernels.work_triton import WorkList
 
-QUERY_TILE = 64  # rows of one work item
+QUERY_TILE = 64  # rows of one work item, where that suits few rows as well
 TILE = 64  # positions of one step of the online softmax
 
 
@@ -48,10 +48,8 @@ def _step(
     lane = tl.arange(0, BLOCK_D)
     key = start + tl.arange(0, BLOCK_T)
     held = key < end
-    if BLOCK_T % PAGE_TOKENS == 0:  # so that where in its page a key lies is known beforehand
-        inside = tl.arange(0, BLOCK_T) % PAGE_TOKENS
-    else:
-        inside = key % PAGE_TOKENS
+    # Where pages divide tiles, a key's place in its page is known beforehand.
+    inside = key % PAGE_TOKENS if BLOCK_T % PAGE_TOKENS else tl.arange(0, BLOCK_T) % PAGE_TOKENS
     page_size = slots_per_page * (PAGE_TOKENS * CELL)
     at = page.to(tl.int64)[:, None] * page_size + (place * (PAGE_TOKENS * CELL) + kv_head * HEAD_DIM)
     at += (inside * CELL)[:, None] + lane[None, :]
@@ -130,6 +128,16 @@ def prompt_kernel(
     tl.store(out_ptr + at * out_stride + head * HEAD_DIM + lane[None, :], share, mask=mask)
 
 
+LONG_TOKENS = 8192  # a context in which wide query tiles pay; in shorter ones they are too few to go round
+
+
+def query_tile(rows: int, context_tokens: int, head_dim: int) -> int:
+    """Rows of one work item where a tick has so many prompt rows, of requests up to so long. Wide ones read less KV;
+    bits are the same."""
+    is_wide = rows >= 1024 and context_tokens >= LONG_TOKENS and next_power(head_dim) == head_dim
+    return 2 * QUERY_TILE if is_wide else QUERY_TILE
+
+
 @dataclass(frozen=True, slots=True)
 class PromptChunks:
     """Runs of prompt rows: `firsts` [C] int32 first row of the traversal, `counts` [C] int32 rows (0: no chunk).
@@ -169,7 +177,8 @@ def prompt_attention(
     q [N, heads * d] is rotated; rows of a chunk are consecutive in q and in position, with one slot and plane.
     """
     _, page_tokens, kv_heads, width = k_pool.shape
-    config = config or PromptConfig()
+    assert rows.slots_per_page * page_tokens * kv_heads * width < 1 << 31, "a page's size is a 32-bit number"
+    config = config or PromptConfig(warps=chunks.query_tile // 16)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     prompt_kernel[(heads, chunks.work.most)](
         q,

@@ -63,6 +63,33 @@ def work_kernel(
         tl.store(items_ptr + 2 * at + 1, part, mask=mask)
 
 
+@triton.jit(do_not_specialize=["owners", "capacity", "piece"])
+def tiles_kernel(
+    sizes_ptr, starts_ptr, items_ptr, total_ptr, piece_ptr, owners, capacity, piece, OWNERS: tl.constexpr
+):
+    """Grid (owners). As `work_kernel`; the entry of a piece that begins at starts[owner] + part * piece comes behind
+    all that begin earlier, and of those that begin together behind those of owners before."""
+    owner = tl.program_id(0)
+    index = tl.arange(0, OWNERS)
+    sizes = tl.maximum(tl.load(sizes_ptr + index, mask=index < owners, other=0), 0)
+    starts = tl.load(starts_ptr + index, mask=index < owners, other=0)
+    pieces = (sizes + piece - 1) // piece
+    mine = tl.sum(tl.where(index == owner, pieces, 0), axis=0)
+    start = tl.sum(tl.where(index == owner, starts, 0), axis=0)
+    if owner == 0:
+        tl.store(total_ptr, tl.minimum(tl.sum(pieces, axis=0), capacity))
+        tl.store(piece_ptr, piece)
+    for first in range(0, mine, 64):
+        part = first + tl.arange(0, 64)
+        past = (start + part * piece)[:, None] - starts[None, :]
+        earlier = tl.where((index < owner)[None, :], past // piece + 1, (past + piece - 1) // piece)
+        earlier = tl.where(past >= 0, tl.minimum(earlier, pieces[None, :]), 0)
+        at = tl.sum(earlier, axis=1)
+        mask = (part < mine) & (at < capacity)
+        tl.store(items_ptr + 2 * at, tl.zeros((64,), tl.int32) + owner, mask=mask)
+        tl.store(items_ptr + 2 * at + 1, part, mask=mask)
+
+
 def allocate_work(capacity: int, device: torch.device) -> WorkList:
     """A list that may be filled again and again."""
     items = torch.zeros(capacity, 2, dtype=torch.int32, device=device)
@@ -96,6 +123,29 @@ def _fill(work: WorkList, sizes: Tensor, piece: int, wanted: int, most_run: int)
         enable_fp_fusion=True,
         num_warps=4,
     )
+
+
+def list_tiles(work: WorkList, sizes: Tensor, starts: Tensor, piece: int) -> None:
+    """As `fill_work`, in ascending order of where pieces begin: owner o's first at starts[o] [owners] int32."""
+    owners = sizes.shape[0]
+    tiles_kernel[(owners,)](
+        sizes,
+        starts,
+        work.items,
+        work.total,
+        work.piece,
+        owners,
+        work.most,
+        piece,
+        OWNERS=max(16, next_power(owners)),
+        enable_fp_fusion=True,
+        num_warps=4,
+    )
+
+
+def plain_tiles(sizes: list[int], starts: list[int], piece: int) -> list[tuple[int, int]]:
+    """The host twin of `list_tiles`."""
+    return sorted(plain_work(sizes, piece), key=lambda entry: starts[entry[0]] + entry[1] * piece)
 
 
 def plain_work(sizes: list[int], piece: int) -> list[tuple[int, int]]:

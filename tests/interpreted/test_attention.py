@@ -11,7 +11,15 @@ from torch import Tensor
 from epicycle.engine.kernels.decode_attention_triton import allocate_scratch, decode_attention, plain_decode_attention
 from epicycle.engine.kernels.prompt_attention_triton import PromptChunks, plain_prompt_attention, prompt_attention
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning, plain_rope_kv, rope_kv
-from epicycle.engine.kernels.work_triton import WorkList, allocate_work, fill_runs, fill_work, plain_work
+from epicycle.engine.kernels.work_triton import (
+    WorkList,
+    allocate_work,
+    fill_runs,
+    fill_work,
+    list_tiles,
+    plain_tiles,
+    plain_work,
+)
 from tests.fakes.paged import Paged, equal, paged, relative_error
 
 CPU = torch.device("cpu")
@@ -131,6 +139,14 @@ def test_work_lists_cut_every_owner_in_order() -> None:
     work = allocate_work(256, CPU)
     fill_work(work, torch.tensor(sizes, dtype=torch.int32), 16)
     assert [list(entry) for entry in plain_work(sizes, 16)] == work.items[: int(work.total)].tolist()
+
+
+@pytest.mark.parametrize("sizes", [[0, 1, 16, 17, -1, 3000], [5], [64, 64, 64], [40, 1500, 16, 90]])
+def test_tiles_come_in_order_of_where_they_begin(sizes: list[int]) -> None:
+    starts = [7, 0, 160, 0, 3, 48][: len(sizes)]
+    work = allocate_work(256, CPU)
+    list_tiles(work, *(torch.tensor(column, dtype=torch.int32) for column in (sizes, starts)), 16)
+    assert [list(entry) for entry in plain_tiles(sizes, starts, 16)] == work.items[: int(work.total)].tolist()
 
 
 def test_runs_grow_while_enough_of_them_remain() -> None:

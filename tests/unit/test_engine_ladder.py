@@ -134,7 +134,12 @@ class TestInputs:
         slots, positions, depths, ends, state_rows = (
             column.tolist() for column in inputs.prompt_columns(shape.prompt_rows)
         )
-        assert ([3] * 3 + [SINK] * (shape.prompt_rows - 3), [2, 3, 4], [1, 1, 1], [5, 5, 5]) == (slots, positions[:3], depths[:3], ends[:3])
+        assert ([3] * 3 + [SINK] * (shape.prompt_rows - 3), [2, 3, 4], [1, 1, 1], [5, 5, 5]) == (
+            slots,
+            positions[:3],
+            depths[:3],
+            ends[:3],
+        )
         assert 3 == len({*state_rows[:3]})
         assert {inputs.state_sink} == {*state_rows[3:]}
         assert {SINK} == {*inputs.ends[1].tolist()}

@@ -15,7 +15,7 @@ from epicycle.engine.kernels.bench.shapes import Shape
 from epicycle.engine.kernels.decode_attention_triton import PIECE, DecodeScratch, allocate_scratch, list_runs
 from epicycle.engine.kernels.prompt_attention_triton import PromptChunks
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning
-from epicycle.engine.kernels.work_triton import WorkList, allocate_work, fill_work
+from epicycle.engine.kernels.work_triton import WorkList, allocate_work, fill_work, list_tiles
 
 PAGE_TOKENS = 16
 
@@ -74,7 +74,7 @@ def prompt_batch(pool: Pool, chunks: Sequence[tuple[int, int]], query_tile: int)
     counts = torch.tensor([count for _, count in chunks], dtype=torch.int32, device="cuda")
     firsts = (torch.cumsum(counts, 0) - counts).to(torch.int32)
     work = allocate_work(sum(-(-count // query_tile) for _, count in chunks), torch.device("cuda"))
-    fill_work(work, counts, query_tile)
+    list_tiles(work, counts, torch.tensor([first for first, _ in chunks], dtype=torch.int32, device="cuda"), query_tile)
     return rows, PromptChunks(firsts, counts, work, query_tile)
 
 
