@@ -24,6 +24,7 @@ from epicycle.transport.wire.plan import Evict, Grow, Join, Plan, Resume, StepRe
 from epicycle.transport.wire.request import LoopBounds, Sampling
 
 Clock = Callable[[], float]
+JOIN_TOKENS = 4096  # of prompts that join in one step: others do while the device is busy with these
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,8 +192,10 @@ class Offline:
         joins: list[Join] = []
         resumes: list[Resume] = []
         committed = sum(resident.life_pages for resident in self._residents.values())
-        while self._waiting and self._free_slots:
+        rows_left = JOIN_TOKENS
+        while self._waiting and self._free_slots and rows_left > 0:
             rid, request = self._waiting[0]
+            rows_left -= len(request.prompt)
             pages = lifetime_pages(len(request.prompt), request.most_tokens, self._page_tokens)
             if committed + pages > self.pool.total_pages:
                 break
