@@ -64,9 +64,7 @@ def work_kernel(
 
 
 @triton.jit(do_not_specialize=["owners", "capacity", "piece"])
-def tiles_kernel(
-    sizes_ptr, starts_ptr, items_ptr, total_ptr, piece_ptr, owners, capacity, piece, OWNERS: tl.constexpr
-):
+def tiles_kernel(sizes_ptr, starts_ptr, items_ptr, total_ptr, piece_ptr, owners, capacity, piece, OWNERS: tl.constexpr):
     """Grid (owners). As `work_kernel`; the entry of a piece that begins at starts[owner] + part * piece comes behind
     all that begin earlier, and of those that begin together behind those of owners before."""
     owner = tl.program_id(0)

@@ -203,7 +203,8 @@ class TestBudget:
             (2, 1, 900, 0, 254),
             (40, 1, 2048, 0, 216),
             (100, 1, 900, 0, 412),
-            (40, 4, 1024, 0, 472),  # what waits is to be read in a few tokens' time
+            (40, 4, 1024, 0, 216),
+            (40, 5, 1024, 0, 728),  # what small chunks would take too long to read
             (40, 12, 1024, 0, 1496),
             (8, 1, 16384, 0, 2040),
             (5, 1, 2040, 0, 251),  # 255 wanted, and a row more costs nothing
