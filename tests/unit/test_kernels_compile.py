@@ -264,7 +264,12 @@ def _work() -> tuple[Any, dict[str, str], dict[str, Any]]:
     return work_triton.work_kernel, arguments, {"MOST_RUN": 32, "OWNERS": 128}
 
 
-SMALL = [_norm, _gate, _rope_kv, _rope, _exit, _fill, _noise, _argmax, _silu, _work]
+def _tiles() -> tuple[Any, dict[str, str], dict[str, Any]]:
+    arguments = dict.fromkeys(("sizes_ptr", "starts_ptr", "items_ptr", "total_ptr", "piece_ptr"), I)
+    return work_triton.tiles_kernel, arguments | {"owners": N, "capacity": N, "piece": N}, {"OWNERS": 32}
+
+
+SMALL = [_norm, _gate, _rope_kv, _rope, _exit, _fill, _noise, _argmax, _silu, _work, _tiles]
 
 
 @pytest.mark.parametrize("case", SMALL, ids=[case.__name__.strip("_") for case in SMALL])
