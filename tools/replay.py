@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import uvloop
 
 from epicycle.tools.replaying.errors import Faults, ReplayError
@@ -224,9 +225,13 @@ def fields_of(pairs: list[str]) -> dict[str, Any]:
         if not separator or not name:
             raise ReplayError(f"--set {pair!r}: use FIELD=JSON")
         try:
-            found[name] = json.loads(text)
-        except ValueError:
+            found[name] = msgspec.json.decode(text)
+        except (msgspec.DecodeError, UnicodeError):
             found[name] = text
+    try:
+        msgspec.json.encode(found)
+    except UnicodeError as error:
+        raise ReplayError(f"--set: {error}") from None
     return found
 
 

@@ -92,13 +92,13 @@ async def test_refusals_are_failures_with_their_code_and_no_latency(base_url: st
     assert 1 == summary["latency"]["ttft_ms"]["count"]
 
 
-async def test_fields_that_make_no_json_fail_their_row_only(base_url: str, tmp_path: Path) -> None:
+async def test_a_field_that_the_server_refuses_fails_its_row_only(base_url: str, tmp_path: Path) -> None:
     line = b'{"request_id": "b", "input_length": 1, "output_length": 1, "extra": {"seed": ' + b"9" * 400 + b"}}\n"
     path = tmp_path / "trace.jsonl"
     path.write_bytes(line + encode_row(row("c")))
     summary = await replayed(base_url, str(path))
     assert {"failed": 1, "ok": 1} == summary["requests"]
-    assert ["bad_body"] == list(summary["failures"])
+    assert ["invalid_request_error"] == list(summary["failures"])
 
 
 async def test_a_server_that_dies_fails_the_rest_and_nothing_hangs(tmp_path: Path) -> None:

@@ -74,5 +74,6 @@ def test_formats_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_fields_are_json_or_text() -> None:
     assert {"a": 1, "b": "x", "c": [1], "d": None} == fields_of(["a=1", "b=x", "c=[1]", "d=null"])
-    with pytest.raises(ReplayError):
-        fields_of(["=1"])
+    for bad in ("=1", "a=\udcff"):
+        with pytest.raises(ReplayError):
+            fields_of([bad])

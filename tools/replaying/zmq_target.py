@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from epicycle.tools.replaying.errors import ReplayError
 from epicycle.tools.replaying.facts import Facts
-from epicycle.tools.replaying.http_target import UNENCODABLE, HttpTarget
+from epicycle.tools.replaying.http_target import HttpTarget
 from epicycle.tools.replaying.observed import Observed
 from epicycle.tools.replaying.prompts import Outgoing
 from epicycle.transport.client import AsyncClient
@@ -66,8 +66,6 @@ class ZmqTarget:
             seen.status = 200
         except ClientError as error:
             seen.fail(error.code, str(error), error.status)
-        except UNENCODABLE as error:
-            seen.fail("bad_body", f"the row's fields make no JSON: {error}")
 
     def _stream(self, route: str, body: dict[str, Any]) -> Any:
         if route == "chat":
