@@ -41,10 +41,12 @@ class LineFile:
         self._size += len(lines)
 
     def close(self) -> None:
-        """Idempotent; a later write begins a new part."""
+        """Idempotent; a later write begins a new part. A file without a line goes away: no reader takes it for a trace."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+            if not self._size:
+                self.path.unlink(missing_ok=True)
 
     def parts(self) -> list[Path]:
         """The complete parts, oldest first."""

@@ -72,7 +72,7 @@ async def test_a_drain_records_what_finishes_in_it(file: Path) -> None:
     async with recording(file, "--gateways", "2") as server, Load(server.port, COUNT, tokens=60) as load:
         server.process.send_signal(signal.SIGTERM)
         assert {"done": COUNT} == await load.over(10.0)
-    written = [row for name in ("run.gw0.jsonl", "run.gw1.jsonl") for row in rows(file.with_name(name))]
+    written = [row for path in file.parent.glob("run.gw?.jsonl") for row in rows(path)]
 
     assert COUNT == len(of_length(60, written))
 

@@ -100,6 +100,13 @@ def test_a_line_that_cannot_be_taken_back_is_followed_by_another_file(
     assert {"run.1.jsonl": b"before\n", "run.jsonl": b"after\n"} == contents(tmp_path)
 
 
+def test_a_file_that_got_no_line_goes_away(tmp_path: Path) -> None:
+    file = LineFile(tmp_path / "run.jsonl", part_bytes=0, keep_parts=0)
+    assert {"run.jsonl": b""} == contents(tmp_path), "whether it can be written shows at once"
+    file.close()
+    assert {} == contents(tmp_path)
+
+
 def test_a_folder_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         LineFile(tmp_path / "nowhere" / "run.jsonl", part_bytes=0, keep_parts=0)
