@@ -78,6 +78,7 @@ def _of_pool(name: str, unit: Unit | None, kv: KvActor) -> dict[str, float]:
     leases = unit.leases
     free, total = unit.preemption.host_pages
     host: dict[str, float] = {'host_pages{state="free"}': free, 'host_pages{state="saved"}': total - free}
+    host |= {f'kv_plan{{term="{term}"}}': value for term, value in unit.plan_terms.items()}
     return host | kv.gauges(name, leases.free_pages, leases.total_pages, leases.prefix_pages)
 
 

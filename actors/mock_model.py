@@ -84,6 +84,7 @@ def mock_capabilities(config: Config) -> Capabilities:
         prompt_chunk_tokens=engine.prompt_chunk_tokens or 128,
         run_ahead_ticks=1,
         host_pages=config.executor.mock_host_pages,
+        plan_terms={"total_pages": config.executor.mock_pages, "slots": engine.slots},
         plan_line=f"kv pool: mock, {config.executor.mock_pages} pages of {engine.page_tokens} tokens",
     )
 

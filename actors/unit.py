@@ -80,6 +80,7 @@ class Unit:
         self.epoch = up.epoch
         self.role = up.role
         self.context_tokens = up.facts.context_tokens
+        self.plan_terms = up.facts.plan_terms
         self.totals = totals
         self.table = SlotTable(up.facts.slots)
         self.prefix = prefix_policy(config, up.facts)

@@ -333,5 +333,6 @@ class Engine:
             graph_bytes=self.capture.bytes if self.capture else 0,
             graph_ms=round(self.capture.seconds * 1e3) if self.capture else 0,
             host_pages=self._mover.total_pages,
+            plan_terms=self.plan.terms(),
             transfer=facts_of(self, self._transfer_config, fingerprint) if self.port is not None else None,
         )

@@ -25,6 +25,7 @@ from epicycle.kvstore.reserve import pages_for
 
 GIB = 1 << 30
 MIB = 1 << 20
+DERIVED_TERMS = ("window_bytes", "total_pages", "pool_bytes", "spare_bytes")
 
 
 class PoolRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +110,11 @@ class PoolPlan(msgspec.Struct, frozen=True, kw_only=True):
     def spare_bytes(self) -> int:
         """Room that no page uses: every slot already has a whole window, or less than a page is left."""
         return self.room_bytes - (self.slots - 1) * self.fixed_bytes - self.pool_bytes
+
+    def terms(self) -> dict[str, int]:
+        """Every term by name, for machines."""
+        own = {name: int(getattr(self, name)) for name in self.__struct_fields__}
+        return own | {name: getattr(self, name) for name in DERIVED_TERMS}
 
     def line(self) -> str:
         """The start-up line."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from typing import Any
 
 import msgspec
 
@@ -39,7 +40,37 @@ def main(argv: list[str]) -> int:
         print(json.dumps(as_json(layout, plan)))
     else:
         show(arguments.model, spec, layout, plan)
+        print("what if:")
+        for words, changes in what_ifs(arguments, plan):
+            print(f"  {words:28} {what_if(spec, argparse.Namespace(**vars(arguments) | changes))}")
     return 0
+
+
+def what_ifs(arguments: argparse.Namespace, plan: PoolPlan) -> list[tuple[str, dict[str, Any]]]:
+    """(words, changed arguments): one thing changed at a time."""
+    half = plan.context_tokens // 2
+    rows: list[tuple[str, dict[str, Any]]] = [
+        (f"--slots {2 * arguments.slots}", {"slots": 2 * arguments.slots}),
+        (f"--context {half}", {"context": half}),
+        (f"--memory {2 * arguments.memory // GIB}GiB", {"memory": 2 * arguments.memory}),
+    ]
+    layouts: list[tuple[str, dict[str, Any]]] = [
+        ("--kv-layout shared", {"kv_layout": "shared"}),
+        ("--rectangular", {"rectangular": True}),
+    ]
+    return rows + [(words, changes) for words, changes in layouts if not changes.items() <= vars(arguments).items()]
+
+
+def what_if(spec: ModelSpec, arguments: argparse.Namespace) -> str:
+    """What a plan holds, or why there is none."""
+    try:
+        plan = plan_pool(request(spec, layout_of(spec, arguments), arguments))
+    except KvError as error:
+        return f"refused: {error}"
+    return (
+        f"{plan.total_pages * plan.page_tokens:>12,} tokens; {plan.slots} slots x {plan.context_tokens:,} of context, "
+        f"{plan.windows} whole windows"
+    )
 
 
 def parser() -> argparse.ArgumentParser:
@@ -98,9 +129,7 @@ def request(spec: ModelSpec, layout: KvLayout, arguments: argparse.Namespace) ->
 
 
 def as_json(layout: KvLayout, plan: PoolPlan) -> dict[str, object]:
-    terms = msgspec.to_builtins(plan)
-    derived = ("window_bytes", "total_pages", "pool_bytes", "spare_bytes")
-    return {"layout": msgspec.to_builtins(layout.facts), **terms} | {name: getattr(plan, name) for name in derived}
+    return {"layout": msgspec.to_builtins(layout.facts), **plan.terms()}
 
 
 def show(model: str, spec: ModelSpec, layout: KvLayout, plan: PoolPlan) -> None:

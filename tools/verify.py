@@ -46,6 +46,7 @@ class Verdict:
     trials: dict[str, int] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     differing: list[tuple[str, int, Difference]] = field(default_factory=list)
+    preemptions: dict[str, int] = field(default_factory=dict)  # where there were any
 
     def differ(self, name: str) -> int:
         return sum(condition == name for condition, _, _ in self.differing)
@@ -171,6 +172,9 @@ class Verifier:
         spent_s = time.monotonic() - started_s
         counts = f"{len(trials):4} trials    {self._verdict.differ(name):4} differ"
         hits = f", {party.hit_tokens} prompt tokens cached" if condition.is_warm else ""
+        if condition.is_preempted:
+            self._verdict.preemptions[name] = party.preemptions
+            hits += f", {party.preemptions} preemptions, {party.attached_pages} pages attached again"
         print(f"{name:16} {counts}  {spent_s:6.1f} s, up to {party.peak_rows} resident{hits}", flush=True)
 
     def _tell(self, name: str, number: int, request: Request, difference: Difference) -> None:
@@ -210,6 +214,7 @@ def as_json(verdict: Verdict, options: EngineConfig, arguments: argparse.Namespa
         "conditions": {
             name: {"trials": count, "differ": verdict.differ(name)} for name, count in verdict.trials.items()
         },
+        "preemptions": verdict.preemptions,
         "skipped": verdict.skipped,
         "differing": told,
         "commit": bench_facts.commit(),

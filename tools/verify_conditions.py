@@ -20,6 +20,7 @@ class Condition:
     `is_staggered`: requests arrive in a shuffled order, some ticks apart. `grow_tokens`: leases grow by so much.
     `is_warm`: prompts that begin as the trials' do have been served before, and their pages are shared.
     `is_split`: another engine computes the prompts, and their KV is handed over.
+    `is_preempted`: again and again somebody is saved on the host, at any loop, and goes on elsewhere.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -28,6 +29,7 @@ class Condition:
     grow_tokens: int = 0
     is_warm: bool = False
     is_split: bool = False
+    is_preempted: bool = False
     needs_gpu: bool = False
 
 
@@ -39,6 +41,8 @@ CONDITIONS: dict[str, Condition] = {
     "growing-leases": Condition(grow_tokens=1),
     "prefix-hits": Condition(is_warm=True),
     "prefix-hits-chunk-64": Condition(options={"prompt_chunk_tokens": 64}, is_warm=True, is_staggered=True),
+    "preempted": Condition(is_preempted=True, grow_tokens=16),
+    "resumed": Condition(is_preempted=True, is_warm=True, is_staggered=True),
     "chunk-64": Condition(options={"prompt_chunk_tokens": 64}),
     "chunk-256": Condition(options={"prompt_chunk_tokens": 256}),
     "chunk-2048": Condition(options={"prompt_chunk_tokens": 2048}),
@@ -46,6 +50,7 @@ CONDITIONS: dict[str, Condition] = {
     "split-prefix-hits": Condition(is_split=True, is_warm=True, is_staggered=True),
     "split-poison": Condition(options={"poison": True}, is_split=True, is_staggered=True),
     "poison": Condition(options={"poison": True}),
+    "packed": Condition(options={"pack_recurrent_planes": True}),
     "rectangular": Condition(options={"pack_recurrent_planes": False}),
     "eager": Condition(options={"graphs": "off"}, needs_gpu=True),
     "run-ahead-1": Condition(options={"run_ahead_ticks": 1}, needs_gpu=True),

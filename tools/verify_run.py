@@ -24,6 +24,7 @@ from epicycle.tools.verify_conditions import Condition
 from epicycle.transport.config import EngineConfig
 from epicycle.transport.wire.request import LoopBounds, Sampling
 
+PREEMPTIONS_PER_STEP = 0.15
 MOST_STEPS_APART = 9  # between staggered arrivals
 STUCK_S = 300.0
 
@@ -66,6 +67,8 @@ class Party:
     """Trials and their company in one pump, until the last trial has ended. `peak_rows`: most residents at once.
 
     `hit_tokens`: prompt tokens of trials that were cached. `prefill` computes the prompts, where there is one.
+    `hit_tokens`: prompt tokens of trials that were cached; `preemptions`: how often somebody was saved on the host;
+    `attached_pages`: pages that those who came back found in the cache.
     """
 
     def __init__(
@@ -103,6 +106,8 @@ class Party:
                 reply = self._offline.submit(next(self._company) if place is None else trials[place])
                 if place is not None:
                     replies[place] = reply
+            if self._condition.is_preempted and self._rng.random() < PREEMPTIONS_PER_STEP:
+                self._offline.preempt(self._rng.choice)
             self._offline.step()
             self.peak_rows = max(self.peak_rows, self._offline.running)
             ended = len(self._offline.drain_ended())
@@ -114,6 +119,14 @@ class Party:
             self._offline.close()
         self.hit_tokens = sum(reply.cached_tokens for reply in replies.values())
         return [outcome_of(replies[place]) for place in places]
+
+    @property
+    def preemptions(self) -> int:
+        return self._offline.preemptions
+
+    @property
+    def attached_pages(self) -> int:
+        return self._offline.attached_pages
 
     def _beginning(self, trial: Request) -> Request:
         """A request for the trial's prompt, or for as much of it as the seed says."""

@@ -44,6 +44,7 @@ FROM_BEATS: Final[dict[str, tuple[str, str]]] = {
     "preemptions_total": ("counter", "requests taken off the device to make room"),
     "resumes_total": ("counter", "preempted requests that went on"),
     "preemption_refusals_total": ("counter", "requests that could not be saved, since the host pages were full"),
+    "kv_plan": ("gauge", "terms of the pool plan made at start, bytes or counts by their names"),
     "host_pages": ("gauge", "pages of host memory for preempted requests, by state"),
     "prefix_evicted_pages_total": ("counter", "cached pages given up to make room"),
     "starved_total": ("counter", "times a row had to wait for its lease to grow, or ended because it could not"),

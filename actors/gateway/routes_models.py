@@ -76,7 +76,8 @@ def _engine_facts(core: Core) -> dict[str, Any]:
         return {"libraries": []}
     facts = core.served.facts
     graphs = {"captured": facts.graphs, "bytes": facts.graph_bytes, "capture_ms": facts.graph_ms}
-    return {"libraries": facts.versions, "attention": facts.attention, "graphs": graphs}
+    plan = {**facts.plan_terms, "host_pages": facts.host_pages, "line": facts.plan_line}
+    return {"libraries": facts.versions, "attention": facts.attention, "graphs": graphs, "kv_plan": plan}
 
 
 def _json(content: object) -> web.Response:

@@ -204,7 +204,7 @@ async def test_models_report_limits_and_defaults(client: Client) -> None:
     assert (await client.get("/v1/models/ouro-tiny")).json == card
     assert "chat_template" in (await client.get("/tokenizer_info")).json
     version = (await client.get("/version")).json
-    parts = {"version", "commit", "config", "host", "attention", "executors", "graphs", "libraries"}
+    parts = {"version", "commit", "config", "host", "attention", "executors", "graphs", "kv_plan", "libraries"}
     assert parts == set(version)
     assert ["ex0"] == [executor["name"] for executor in version["executors"]]
 

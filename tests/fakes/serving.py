@@ -231,5 +231,12 @@ def tiny_folder(parent: Path, name: str) -> Path:
 
 
 def tiny_engine(folder: Path, **options: object) -> Engine:
-    defaults: dict[str, object] = {"slots": 6, "page_tokens": 4, "prompt_chunk_tokens": 16, "start_state": "noise"}
+    """Poisoned unless asked otherwise, so that every test on it shows a stale page that is read."""
+    defaults: dict[str, object] = {
+        "poison": True,
+        "slots": 6,
+        "page_tokens": 4,
+        "prompt_chunk_tokens": 16,
+        "start_state": "noise",
+    }
     return Engine.load(EngineConfig(model=str(folder), **(defaults | options)))  # type: ignore[arg-type]

@@ -81,7 +81,9 @@ class Stack:
         self.start_executor(1)
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, kind: object, *_: object) -> None:
+        if kind is None and self.control_host.is_ready and self.executor_host in self.hosts:
+            await self.assert_clean()
         self.gateway.on_stop()
         self.control.on_stop()
         self._runner.cancel()
@@ -89,6 +91,15 @@ class Stack:
             await self._runner
         await asyncio.gather(*self._tasks)
         self.fabric.close()
+
+    async def assert_clean(self) -> None:
+        """Whatever a test did, in the end every page is free or cached and the count of the pool adds up."""
+        self.allow(UNLIMITED)
+        self.fabric.blocked.clear()
+        await self.until_resident(0)
+        census = self.control.snapshot()
+        assert (census.total, True, True) == (census.free + census.prefix, census.is_even, census.is_idle), census
+        assert 0 == self.control.kv.uneven_censuses
 
     def start_executor(self, epoch: int) -> None:
         host = self._host("ex0", epoch)

@@ -186,3 +186,25 @@ def test_the_start_up_line_carries_every_term() -> None:
         "120.00 GiB of room; a window is 4,096 pages = 48.00 GiB, 2 funded, 2.17 fit; fixed 1.00 MiB a slot, left "
         "71.99 GiB, held 48.00 GiB, cache reserve 16.00 GiB = 1,365 pages, spare 0.00 GiB" == plan.line()
     )
+
+
+def test_slot_exact_pages_hold_twice_what_rectangular_blocks_did() -> None:
+    """24,165 blocks of 16 tokens in 8 layers: 12,080 Huginn tokens with a block for every plane, 22,736 where deeper
+    planes are packed into whole blocks."""
+    room = 24_165 * 8 * 16 * 21_120
+    plan = plan_pool(
+        ask(room_bytes=room, page_bytes=HUGINN_PAGE, context_limit_tokens=4_096, fixed_bytes=0, cache_bytes=0)
+    )
+    assert 23_424 == plan.total_pages * plan.page_tokens
+
+
+def test_the_terms_for_machines_are_those_of_the_line() -> None:
+    plan = plan_pool(ask())
+    terms = plan.terms()
+    assert (plan.room_bytes, plan.windows, plan.total_pages) == (
+        terms["room_bytes"],
+        terms["windows"],
+        terms["total_pages"],
+    )
+    assert plan.window_pages * plan.page_bytes == terms["window_bytes"]
+    assert terms["pool_bytes"] + terms["spare_bytes"] == terms["room_bytes"] - 7 * MIB

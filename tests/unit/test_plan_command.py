@@ -94,6 +94,25 @@ def test_people_get_the_same_terms_in_words(capsys: pytest.CaptureFixture[str]) 
     assert f"the pool holds {told['total_pages'] * 16:,} tokens" == lines[3]
 
 
+def test_what_if_rows_change_one_thing_each(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--model", "ouro-1.4b", "--memory", "60GiB", "--slots", "2", "--context", "65536")
+    assert 0 == plan.main([*words])
+    text = capsys.readouterr().out
+    rows = {line[2:30].strip(): line[30:].strip() for line in text[text.index("what if:") :].splitlines()[1:]}
+    assert ["--slots 4", "--context 32768", "--memory 120GiB", "--kv-layout shared", "--rectangular"] == list(rows)
+    doubled = planned(capsys, *words, "--memory", "120GiB")
+    tokens = doubled["total_pages"] * 16
+    assert (
+        f"{tokens:,} tokens; 2 slots x 65,536 of context, {doubled['windows']} whole windows" == rows["--memory 120GiB"]
+    )
+
+
+def test_a_what_if_that_is_refused_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    assert 0 == plan.main(["--model", "huginn-0125", "--memory", "12GiB", "--slots", "1", "--context", "4096"])
+    text = capsys.readouterr().out
+    assert "--rectangular                refused: 1 slots of 4,096 tokens need one window of" in text
+
+
 @pytest.mark.parametrize(
     ("words", "part"),
     [

@@ -48,6 +48,7 @@ class Capabilities(Wire, frozen=True):
     graph_bytes: int = 0
     graph_ms: int = 0  # that capturing took
     host_pages: int = 0  # pages' worth of host memory for preempted rows
+    plan_terms: dict[str, int] = {}  # of the pool plan, by name; `plan_line` says the same in words
 
 
 class Hello(Wire, frozen=True, tag=40):

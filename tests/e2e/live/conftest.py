@@ -35,7 +35,8 @@ def topology(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def live(topology: str) -> Iterator[LiveServer]:
-    with live_server(topology, "--slots", str(SLOTS), "--prompt-chunk", str(PROMPT_CHUNK)) as server:
+    poison = ("--poison",) if topology == "single-process" else ()  # the same tests with freed pages full of NaN
+    with live_server(topology, "--slots", str(SLOTS), "--prompt-chunk", str(PROMPT_CHUNK), *poison) as server:
         yield server
 
 

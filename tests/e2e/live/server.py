@@ -91,6 +91,23 @@ class LiveServer:
             await asyncio.sleep(POLL_S)
         return found
 
+    def assert_clean(self) -> None:
+        """Once idle, every page is free or cached, and no count of the pool was uneven."""
+
+        deadline_s = time.monotonic() + DEADLINE_S
+        while not self._is_clean():
+            assert time.monotonic() < deadline_s, f"no clean census within {DEADLINE_S} s: {self._held()}"
+            time.sleep(POLL_S)
+
+    def _is_clean(self) -> bool:
+        return not any(self._held().values())
+
+    def _held(self) -> dict[str, float]:
+        metrics = self.metrics()
+        names = ["requests_running", "requests_waiting", "uneven_census_total", 'host_pages{state="saved"}']
+        names += [f'kv_pages{{state="{state}"}}' for state in ("live", "leased", "snapshotting")]
+        return {name: metrics.total(f"epicycle_{name}") for name in names}
+
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
         """`epicycle WORDS --run-dir ...`, to its end."""
         whole = [sys.executable, "-m", "epicycle", *words, "--run-dir", str(self.run_dir)]
@@ -123,4 +140,5 @@ def live_server(topology: str, *flags: str) -> Iterator[LiveServer]:
         with local_server(scratch, [*flags, *alone]) as server:
             live = LiveServer(server.port, server.run_dir, scratch)
             yield live
+            live.assert_clean()
         assert '"exit_code": 0, "event": "stopped"' in live.log_tail(), live.log_tail()
