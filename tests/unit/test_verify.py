@@ -14,6 +14,7 @@ from epicycle.engine.engine import Engine
 from epicycle.engine.outbox import StepOutput
 from epicycle.engine.pump import Pump
 from epicycle.tools import verify
+from epicycle.tools.verify_conditions import CONDITIONS, skip_reason
 from epicycle.tools.verify_run import EngineKeeper
 from epicycle.transport.config import EngineConfig
 from epicycle.transport.wire.columns import F32, I32, U16, pack, unpack_list
@@ -83,10 +84,11 @@ def token_fault(batch: TokenBatch) -> TokenBatch:
 
 
 def test_no_trial_differs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert 0 == verify.main(words(folder, "--trials", "30"))
+    trials = 2 * sum(not skip_reason(condition, "cpu") for condition in CONDITIONS.values())
+    assert 0 == verify.main(words(folder, "--trials", str(trials)))
     text, report = last_json(capsys)
-    assert "0 of 30 trials differ" in text
-    assert (30, 0) == (report["trials"], report["differ"])
+    assert f"0 of {trials} trials differ" in text
+    assert (trials, 0) == (report["trials"], report["differ"])
     assert {"8-concurrent", "64-concurrent", "slots-8", "staggered", "growing-leases"} <= set(report["conditions"])
     assert {"chunk-64", "chunk-256", "chunk-2048", "poison", "rectangular"} <= set(report["conditions"])
     assert {"prefix-hits", "prefix-hits-chunk-64"} <= set(report["conditions"])
