@@ -121,7 +121,7 @@ def test_the_decode_window_holds_no_prompt_rows(engine: Engine) -> None:
 
 
 def test_only_streams_that_fit_decode_together(folder: Path, engine: Engine) -> None:
-    room = 11 * engine.pool.facts.page_bytes + 4 * slot_bytes(engine.spec, 20, 4)  # a stream needs four pages
+    room = 11 * engine.pool.facts.page_bytes + 3 * slot_bytes(engine.spec, 20, 4)  # a stream needs four pages
     tight = tiny_engine(folder, slots=4, context_tokens=20, exit_rule="trace", kv_memory_bytes=room)
     load = Load(msgspec.structs.replace(BURST, output=8, context=17), tight.spec, seed=1)
     assert 2 == streams_that_fit(tight, load)
