@@ -41,7 +41,7 @@ class LineFile:
         self._size += len(lines)
 
     def close(self) -> None:
-        """Idempotent; a later write begins a new part. A file without a line goes away: no reader takes it for a trace."""
+        """Idempotent; a later write begins a new part. A file without a line goes away, since it is no trace."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
