@@ -155,7 +155,7 @@ class TransferConfig(Section, frozen=True):
     )
     least_tokens: Annotated[
         int, doc("a prompt with fewer tokens left to compute than this is computed where it decodes")
-    ] = 32
+    ] = 16
 
 
 class RecordConfig(Section, frozen=True):
