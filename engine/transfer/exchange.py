@@ -97,6 +97,7 @@ class _Peer:
     epoch: int
     outbox: Outbox
     blocks: Blocks | None = None
+    is_near: bool = False  # on the same GPU: few large copies then take less time than many small ones sent early
     error: TransferError | None = None
 
     def send(self, message: Wire) -> None:
@@ -207,8 +208,17 @@ class Exchange:
                 blocks = self._connector.connect(meet)
                 self.counts.link_bytes_per_s[peer.name] = measure(self._connector, peer.name, blocks)
                 peer.blocks = blocks
+                peer.is_near = self._is_near(meet)
             except TransferError as error:
                 peer.error = error
+
+    def _is_near(self, meet: Meet) -> bool:
+        match self._limits.stream_planes:
+            case "auto":
+                mine = self._connector.meet(self._name, self._epoch)
+                return (mine.memory, mine.device) == ("VRAM", meet.device) and meet.memory == "VRAM"
+            case choice:
+                return choice == "off"
 
     def _peer(self, name: str, epoch: int) -> _Peer | None:
         """The peer, while that incarnation is up."""
@@ -453,7 +463,9 @@ class Exchange:
         while out.ready:
             if limits.inflight_bytes - counts.inflight_bytes < limits.chunk_bytes:
                 return  # a smaller write now would be one more later
-            units, size = out.take(limits.chunk_bytes)
+            units, size = out.take(limits.chunk_bytes, is_paged=peer.is_near)
+            if not units:
+                return
             here_place, there_place = out.places(self._connector.blocks, there)
             source, target = pairs(out.cut, units, here_place, there_place)
             tag = encode(Arrived(out.transfer, out.parts, runs_of(units)))

@@ -10,7 +10,7 @@ import pytest
 from epicycle.transport.config import TransferConfig
 from epicycle.transport.wire.request import LoopBounds, Sampling
 from tests.fakes.serving import Ask, serve_all, tiny_engine, tiny_folder
-from tests.fakes.split import split_all
+from tests.fakes.split import Split, split_all
 from tests.fakes.tiny_models import CONFIGS
 
 GREEDY = Sampling(max_tokens=6, temperature=0.0, logprobs=2)
@@ -50,6 +50,24 @@ def test_split_equals_local(folder: Path, tick: str, layout: str, packed: bool) 
     expected = serve_all(decode, asks(lengths))
     actual = split_all(prefill, decode, asks(lengths))
     assert [outcome.bits for outcome in expected] == [outcome.bits for outcome in actual]
+
+
+def test_planes_leave_early_or_whole_pages_late_in_fewer_pieces(folder: Path) -> None:
+    prefill, decode = tiny_engine(folder), tiny_engine(folder)
+    expected = [outcome.bits for outcome in serve_all(decode, asks())]
+    counted = []
+    for stream_planes in ("on", "off"):
+        split = Split(prefill, decode, TransferConfig(connector="copy", stream_planes=stream_planes))
+        rids = [split.submit(ask) for ask in asks()]
+        split.run()
+        assert expected == [split.d.outcomes[rid].bits for rid in rids]
+        counted.append(split.p.port.counters())
+    (early, segments), (late, fewer) = (
+        (counters['transfer_early_bytes_total{executor="ex0"}'], counters['transfer_segments_total{executor="ex0"}'])
+        for counters in counted
+    )
+    assert late < early
+    assert fewer < segments
 
 
 def test_past_the_limit_of_bytes_in_flight(folder: Path) -> None:
