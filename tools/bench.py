@@ -87,6 +87,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--dtype", choices=("auto", *DTYPE_BYTES), help="default: the workload's")
     made.add_argument("--device", default="auto", help="auto, cpu, or cuda:N")
     made.add_argument("--repeats", type=at_least_one, help="timed runs of each workload; default: the file's")
+    made.add_argument("--no-warm-up", action="store_true", help="count the first run too: for loads that take minutes")
     made.add_argument(
         "--profile", action="store_true", help="engine: tell the time of every kernel, in a run of its own"
     )

@@ -222,6 +222,24 @@ def test_a_lower_depth_is_the_floors_and_the_prompts_depth(
     assert floors[0] < floors[1]
 
 
+def test_the_first_run_warms_up_or_counts(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "w.toml"
+    path.write_text(FILE.format(folder=folder))
+    orders: list[str] = []
+    monkeypatch.setattr(
+        "epicycle.tools.bench_engine.run_engine",
+        lambda engine, load, **more: orders.append(str(more["measures_decode"])) or run_engine(engine, load, **more),
+    )
+    for more, expected in (([], ["False", "True"]), (["--no-warm-up"], ["True"])):
+        orders.clear()
+        assert 0 == bench.main(["--file", str(path), "--workload", "b", "--repeats", "1", *more])
+        assert expected == orders
+        (result,) = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
+        assert 1 == len(result["runs"])
+
+
 def test_no_repeats_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         bench.main(["--workload", "tiny_b8", "--repeats", "0"])
