@@ -6,6 +6,7 @@ they are. The seam, for whoever keeps rows or starts from them:
 - `Join.head_to` = r: the tick that ends the prompt stores its row in r, in stream order. The request goes on as ever.
 - `Join.head_from` = r, with `prefix_tokens` = the whole prompt: nothing of the prompt is computed, not even its last
   token; the first output is sampled from row r, by the same sampler from the same bits. No page is written until then.
+- Neither goes with `exports`, whose row is its slot's, and whose last token is always computed.
 - Row r < slots belongs to the request in slot r (transfers use it). Whoever plans Joins that keep rows for longer makes
   the tensor larger (`Engine.heads`) and owns the rows behind.
 """

@@ -160,7 +160,8 @@ class Exchange:
 
     @property
     def is_sending(self) -> bool:
-        return bool(self._out)
+        """Something may be posted or done at any moment."""
+        return any(out.is_under_way for out in self._out.values())
 
     def peers(self) -> list[str]:
         """Names of those that have been met."""
@@ -408,6 +409,8 @@ class Exchange:
         peer.send(Ack(into.transfer))
 
     def _turn_out(self, out: Outgoing) -> None:
+        if out.is_waiting:
+            return
         now_s, peer = self._clock(), self._peer(out.target, out.target_epoch)
         out.open_gates(now_s)
         self._poll(out, now_s)

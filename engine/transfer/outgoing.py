@@ -56,6 +56,15 @@ class Outgoing:
     failure: tuple[str, str] = ("", "")
 
     @property
+    def is_under_way(self) -> bool:
+        return bool(self.posted or self.gates or self.ready)
+
+    @property
+    def is_waiting(self) -> bool:
+        """For the pump alone: nothing of it has been computed since the last look, and nothing is on its way."""
+        return not (self.is_under_way or self.is_committed or self.is_stopped or self.is_unwanted)
+
+    @property
     def cut(self) -> Cut:
         """What travels; once reserved."""
         assert self.reserved is not None
