@@ -7,16 +7,14 @@ to see shares, and few enough launches to keep. It must not know what a kernel d
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import torch
-from torch.profiler import ProfilerActivity, profile
 
 from epicycle.engine.engine import Engine
 from epicycle.engine.models.spec import ModelSpec
+from epicycle.engine.profiling import kernel_times
 from epicycle.tools.bench_engine import as_request, streams_that_fit
 from epicycle.tools.bench_load import Load
 from epicycle.tools.bench_workload import Workload, WorkloadError
@@ -58,13 +56,7 @@ def profile_windows(engine: Engine, workload: Workload, spec: ModelSpec, seed: i
 
 def window(work: Callable[[], None]) -> dict[str, Any]:
     """Wall and kernel time of `work` in ms, and its kernels: name, calls, ms, share of the wall time."""
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
-        started_s = time.perf_counter()
-        work()
-        torch.cuda.synchronize()
-        wall_ms = 1e3 * (time.perf_counter() - started_s)
-    return table([(one.key, one.count, one.self_device_time_total / 1e3) for one in profiled.key_averages()], wall_ms)
+    return table(*kernel_times(work))
 
 
 def table(kernels: list[tuple[str, int, float]], wall_ms: float) -> dict[str, Any]:
