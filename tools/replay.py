@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
     for warning in summary["warnings"]:
         print(f"epicycle replay: {warning}", file=sys.stderr)
     print(json.dumps(summary))
-    return 0
+    return 130 if summary["is_interrupted"] else 0
 
 
 def parser() -> argparse.ArgumentParser:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import platform
 import tempfile
 from collections.abc import Iterator
@@ -75,7 +76,7 @@ async def replay(plan: Plan, target: HttpTarget | ZmqTarget) -> dict[str, Any]:
 
 
 async def run(plan: Plan, target: Target) -> dict[str, Any]:
-    """As `replay`, on a target that is open."""
+    """As `replay`, on a target that is open. Cancelled, it sends no more and sums up what has ended."""
     facts = await target.facts(plan.model)
     schedule = Schedule(
         plan.trace.rows,
@@ -88,6 +89,7 @@ async def run(plan: Plan, target: Target) -> dict[str, Any]:
     prompts = Prompts(plan.bodies, facts, plan.vocabulary)
     figures, spans = Figures(plan.slo), Timeline()
     before = await target.counters()
+    is_interrupted = False
     with RecordFile(plan.out) as file, progress_bar(is_wanted=plan.shows_progress) as bar:
 
         def take(record: RequestRecord, seen: Observed | None) -> None:
@@ -96,9 +98,12 @@ async def run(plan: Plan, target: Target) -> dict[str, Any]:
             file.write(record)
             bar.show(figures, schedule)
 
-        await drive(schedule, prompts, target, take)
+        try:
+            await drive(schedule, prompts, target, take)
+        except asyncio.CancelledError:  # Ctrl-C: what has ended is worth its summary
+            is_interrupted = True
     after = await target.counters()
-    summary = _summary(plan, figures, prompts, schedule)
+    summary = _summary(plan, figures, prompts, schedule, is_interrupted=is_interrupted)
     summary["target"] = {"name": target.name, **asdict(facts)}
     summary["counters"] = {name: after[name] - before.get(name, 0.0) for name in after}
     if plan.report is not None:
@@ -106,10 +111,15 @@ async def run(plan: Plan, target: Target) -> dict[str, Any]:
     return summary
 
 
-def _summary(plan: Plan, figures: Figures, prompts: Prompts, schedule: Schedule) -> dict[str, Any]:
+def _summary(
+    plan: Plan, figures: Figures, prompts: Prompts, schedule: Schedule, *, is_interrupted: bool
+) -> dict[str, Any]:
     warnings = _warnings(plan, figures)
+    if is_interrupted:
+        warnings.append(f"interrupted with {schedule.sent} requests in flight")
     return {
         "replay": plan.trace.name,
+        "is_interrupted": is_interrupted,
         "is_valid": not warnings,
         "warnings": warnings,
         **figures.summary(),
