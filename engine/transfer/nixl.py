@@ -138,16 +138,18 @@ class NixlConnector:
         self._agent.remove_remote_agent(agent)
 
     def write(self, peer: str, source: Numbers, target: Numbers, tag: bytes) -> NixlWrite:
-        to = self._peers[peer]
+        to, handle = self._peers[peer], None
         here, there = source.astype(np.int32), target.astype(np.int32)
         try:
             handle = self._agent.make_prepped_xfer(
                 "WRITE", self._prepared, here, to.prepared, there, tag, self._backends
             )
             return NixlWrite(self, handle, self._agent.transfer(handle))
-        except self._gone as error:
-            raise TransferError("peer_down", f"{peer} is gone: {error}") from error
         except self._errors as error:
+            if handle is not None:
+                self.release(handle)
+            if isinstance(error, self._gone):
+                raise TransferError("peer_down", f"{peer} is gone: {error}") from error
             raise TransferError("transfer_error", f"a write to {peer} of {len(here)} blocks failed: {error}") from error
 
     def ask(self, handle: Any) -> str:
@@ -166,7 +168,10 @@ class NixlConnector:
             return
 
     def arrived(self) -> list[bytes]:
-        found = self._agent.get_new_notifs(self._backends)
+        try:
+            found = self._agent.get_new_notifs(self._backends)
+        except self._errors:  # of a peer that has died; its sentinel says so
+            return []
         return [tag for tags in found.values() for tag in tags]
 
     def close(self) -> None:
