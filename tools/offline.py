@@ -70,6 +70,7 @@ class Resident:
     gen: int
     life_pages: int
     held_pages: int
+    table: list[int] = field(default_factory=list)  # its pages, `held_pages` of them
     has_prompt: bool = False
     saved_tokens: int = 0  # positions that hold anything, while it is saved
 
@@ -78,7 +79,8 @@ class Offline:
     """Runs requests on one engine. `submit` any time, `step` until it returns False; replies are filled in place.
 
     `grow_tokens` 0 leases a request's whole life when it joins; more leases its prompt and grows by so many positions.
-    `prefix_cache` shares the full pages of prompts that begin alike, as the server does.
+    `prefix_cache` shares the full pages of prompts that begin alike, as the server does. `on_end` is told of every
+    reply that has ended and of the pages that still hold its KV.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class Offline:
         self.pool = PagePool(engine.plan.total_pages)
         self.hit_tokens = 0  # prompt tokens that were not computed
         self.preemptions = 0
+        self.on_end: Callable[[Reply, list[int]], None] = lambda _reply, _pages: None
         self.attached_pages = 0  # of resumed requests: pages found in the cache instead of being copied back
         self._prefix_cache = prefix_cache
         self._clock = clock
@@ -214,6 +217,7 @@ class Offline:
         self._residents[slot] = resident
         keys = self._keys(request)
         table = self.pool.claim(slot, resident.held_pages, keys, resident.saved_tokens // self._page_tokens)
+        resident.table = list(table)
         attached = self.pool.hits_of(slot)
         self.attached_pages += attached
         host_pages = self._snapshots.pages_of(resident.rid)
@@ -238,6 +242,7 @@ class Offline:
         )
         keys = self._keys(request)
         table = self.pool.claim(slot, pages, keys, self._most_hits(request))
+        self._residents[slot].table = list(table)
         return Join(
             rid=rid,
             gateway=0,
@@ -295,6 +300,7 @@ class Offline:
             if more:
                 pages = self.pool.grow(slot, more)
                 resident.held_pages += more
+                resident.table += pages
                 limit_tokens = resident.held_pages * self._page_tokens
                 self._grows.append(Grow(slot=slot, gen=resident.gen, pages=pack(I32, pages), limit_tokens=limit_tokens))
 
@@ -311,6 +317,8 @@ class Offline:
                 reply = self._replies.pop(rid)
                 reply.end = message
                 self._ended.append(reply)
+                tables = [resident.table for resident in self._residents.values() if resident.rid == rid]
+                self.on_end(reply, tables[0] if tables else [])
             case _:
                 raise AssertionError(message)
 

@@ -29,9 +29,10 @@ from epicycle.tools.engine_options import parse_options, read_options
 from epicycle.tools.offline import Request
 from epicycle.tools.progress import progress
 from epicycle.tools.verify_compare import Difference, Outcome, first_difference
-from epicycle.tools.verify_conditions import CONDITIONS, share, skip_reason
+from epicycle.tools.verify_conditions import CONDITIONS, Condition, share, skip_reason
 from epicycle.tools.verify_requests import MixFacts, describe, make_company, make_trials
-from epicycle.tools.verify_run import EngineKeeper, Load, Party, run_alone
+from epicycle.tools.verify_run import EngineKeeper, Load, Party, kv_alone, run_alone
+from epicycle.tools.verify_tensors import first_different
 from epicycle.transport.config import EngineConfig
 
 PROMPT_CHUNKS = 2.5  # default longest prompt, in chunks
@@ -46,6 +47,7 @@ class Verdict:
     trials: dict[str, int] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     differing: list[tuple[str, int, Difference]] = field(default_factory=list)
+    first_tensor: str = ""
     preemptions: dict[str, int] = field(default_factory=dict)  # where there were any
 
     def differ(self, name: str) -> int:
@@ -138,6 +140,9 @@ class Verifier:
                 self._skip(name, f"{arguments.most_seconds:.0f} s are over")
             else:
                 self._try(name, trials[:count], solo)
+        if self._verdict.differing:
+            self._verdict.first_tensor = self._find_tensor(trials)
+            print(f"the first differing tensor: {self._verdict.first_tensor}", flush=True)
         return self._verdict
 
     def _skip(self, name: str, reason: str) -> None:
@@ -154,15 +159,8 @@ class Verifier:
         return sorted(names, key=lambda name: (CONDITIONS[name].is_split, bool(CONDITIONS[name].options)))
 
     def _try(self, name: str, trials: Sequence[Request], solo: Sequence[Outcome]) -> None:
-        condition, seed = CONDITIONS[name], self._arguments.seed
-        started_s = time.monotonic()
-        options = read_options({**asdict_options(self._options), **condition.options})
-        company = make_company(self._facts, seed)
-        if condition.is_split:
-            prefill, decode = self._keeper.get_pair(options)
-            party = Party(decode, condition, company, seed, prefill)
-        else:
-            party = Party(self._keeper.get(options), condition, company, seed)
+        condition, started_s = CONDITIONS[name], time.monotonic()
+        party = self._party(condition)
         outcomes = party.run(trials)
         self._verdict.trials[name] = len(trials)
         for number, outcome in enumerate(outcomes):
@@ -176,6 +174,29 @@ class Verifier:
             self._verdict.preemptions[name] = party.preemptions
             hits += f", {party.preemptions} preemptions, {party.attached_pages} pages attached again"
         print(f"{name:16} {counts}  {spent_s:6.1f} s, up to {party.peak_rows} resident{hits}", flush=True)
+
+    def _party(self, condition: Condition) -> Party:
+        options = read_options({**asdict_options(self._options), **condition.options})
+        seed = self._arguments.seed
+        company = make_company(self._facts, seed)
+        if condition.is_split:
+            prefill, decode = self._keeper.get_pair(options)
+            return Party(decode, condition, company, seed, prefill)
+        return Party(self._keeper.get(options), condition, company, seed)
+
+    def _find_tensor(self, trials: Sequence[Request]) -> str:
+        """Run the first trial that differed alone and in its condition once more, and compare what they leave in KV."""
+        name, number, _ = self._verdict.differing[0]
+        alone = kv_alone(self._keeper.get(self._options), trials[number])
+        party = self._party(CONDITIONS[name])
+        watch = party.watch(number)
+        party.run(trials[: self._verdict.trials[name]])
+        if alone is None or watch.kv is None:
+            return "unknown: its KV was gone at its end"
+        place = first_different(alone, watch.kv)
+        return (
+            "none in KV: it differs behind it, in coda, head or sampler, or not again" if place is None else str(place)
+        )
 
     def _tell(self, name: str, number: int, request: Request, difference: Difference) -> None:
         self._verdict.differing.append((name, number, difference))
@@ -217,6 +238,7 @@ def as_json(verdict: Verdict, options: EngineConfig, arguments: argparse.Namespa
         "preemptions": verdict.preemptions,
         "skipped": verdict.skipped,
         "differing": told,
+        "first_tensor": verdict.first_tensor,
         "commit": bench_facts.commit(),
         "device": device_name(str(device)),
         "versions": bench_facts.versions(),

@@ -21,6 +21,7 @@ from epicycle.tools.offline import Offline, Reply, Request
 from epicycle.tools.offline_split import SplitOffline
 from epicycle.tools.verify_compare import Outcome, outcome_of
 from epicycle.tools.verify_conditions import Condition
+from epicycle.tools.verify_tensors import KvCopy, copy_kv
 from epicycle.transport.config import EngineConfig
 from epicycle.transport.wire.request import LoopBounds, Sampling
 
@@ -63,6 +64,29 @@ def run_alone(engine: Engine, request: Request) -> Outcome:
     return outcome_of(Offline(engine).run([request])[0])
 
 
+def kv_alone(engine: Engine, request: Request) -> KvCopy | None:
+    """The KV that a request leaves when it runs alone."""
+    offline, watch = Offline(engine), KvWatch(engine)
+    watch.reply = offline.submit(request)
+    offline.on_end = watch
+    while offline.step():
+        pass
+    return watch.kv
+
+
+class KvWatch:
+    """Copies the KV of one reply when it ends. Meets `Offline.on_end`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.reply: Reply | None = None
+        self.kv: KvCopy | None = None
+
+    def __call__(self, reply: Reply, pages: list[int]) -> None:
+        if reply is self.reply and pages:
+            self.kv = copy_kv(self._engine.pool, pages, reply.prompt_tokens + len(reply.tokens) - 1)
+
+
 class Party:
     """Trials and their company in one pump, until the last trial has ended. `peak_rows`: most residents at once.
 
@@ -84,6 +108,7 @@ class Party:
             self._offline = Offline(engine, grow_tokens=grow_tokens, prefix_cache=is_warm)
         else:
             self._offline = SplitOffline(engine, prefill, grow_tokens=grow_tokens, prefix_cache=is_warm)
+        self._watched: tuple[int, KvWatch] | None = None
         self._condition = condition
         self._company = company
         self._rng = random.Random(seed)
@@ -106,6 +131,8 @@ class Party:
                 reply = self._offline.submit(next(self._company) if place is None else trials[place])
                 if place is not None:
                     replies[place] = reply
+                    if self._watched is not None and self._watched[0] == place:
+                        self._watched[1].reply = reply
             if self._condition.is_preempted and self._rng.random() < PREEMPTIONS_PER_STEP:
                 self._offline.preempt(self._rng.choice)
             self._offline.step()
@@ -119,6 +146,12 @@ class Party:
             self._offline.close()
         self.hit_tokens = sum(reply.cached_tokens for reply in replies.values())
         return [outcome_of(replies[place]) for place in places]
+
+    def watch(self, place: int) -> KvWatch:
+        """Keep the KV of trial `place`; call before `run`."""
+        watch = KvWatch(self._offline.engine)
+        self._watched, self._offline.on_end = (place, watch), watch
+        return watch
 
     @property
     def preemptions(self) -> int:

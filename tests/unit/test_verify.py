@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from torch import Tensor
 
 from epicycle.engine.engine import Engine
 from epicycle.engine.outbox import StepOutput
@@ -131,6 +133,30 @@ def test_a_fault_that_needs_company_is_found(
     assert f"differs: {what} at output" in text
     assert what == report["differing"][0]["what"]
     assert {"trials": 3, "differ": 3} == report["conditions"]["8-concurrent"]
+
+
+def test_the_first_differing_tensor_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Keys of one layer are wrong wherever more rows than one request has are written together."""
+
+    def load(options: EngineConfig) -> Engine:
+        engine = Engine.load(options)
+        write = engine.pool.write
+
+        def write_wrongly(cells: Tensor, layer: int, k: Tensor, v: Tensor) -> None:
+            write(cells, layer, k + 0.25 if layer == 1 and len(k) > 8 else k, v)
+
+        engine.pool.write = write_wrongly  # type: ignore[method-assign]
+        return engine
+
+    assert 1 == verify.main(words(folder, "--trials", "3", "--conditions", "8-concurrent"), load=load)
+    text, report = last_json(capsys)
+    assert re.fullmatch(r"K of layer 1 in plane \d at position \d+", report["first_tensor"])
+    assert f"the first differing tensor: {report['first_tensor']}" in text
+
+
+def test_what_differs_behind_the_kv_is_told_apart(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert 1 == verify.main(words(folder, "--trials", "3", "--conditions", "8-concurrent"), load=faulty(logprob_fault))
+    assert last_json(capsys)[1]["first_tensor"].startswith("none in KV")
 
 
 def test_nothing_to_try_is_an_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
