@@ -213,7 +213,8 @@ def test_what_a_target_speaks_is_guessed_from_its_card(card: dict[str, Any], spe
 def test_a_prompt_beyond_any_context_is_not_made_up() -> None:
     maker = prompts()
     assert maker.make(held(row("a", input_length=1 << 31))) is None
-    assert {"prompt over 4194304 tokens, dropped": 1} == dict(maker.touched)
+    assert maker.make(held(row("b", input_length=None, hash_ids=list(range(1000)), block_size=65536))) is None
+    assert {"prompt over 4194304 tokens, dropped": 2} == dict(maker.touched)
 
 
 def test_an_answer_is_streamed_whatever_a_row_says() -> None:

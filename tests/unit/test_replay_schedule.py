@@ -187,6 +187,7 @@ def test_a_conversation_of_many_turns_in_another_file_order() -> None:
         ([row("a", "s"), row("b", "s", delay=1e15)], "delay"),
         ([row("a", "s"), row("b", "s", tool_wait_ms=1e12)], "tool_wait_ms"),
         ([row("a", timestamp=0.0), row("b", timestamp=1.7e12)], "timestamp"),
+        ([row("a", timestamp=1.7e12), row("b", timestamp=0.0)], "timestamp"),
     ],
 )
 def test_a_gap_that_nobody_would_wait_for_is_an_error_unless_gaps_are_capped(rows: list[TraceRow], field: str) -> None:

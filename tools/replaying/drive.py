@@ -100,9 +100,9 @@ class _Run:
 
     def _end(self, held: Held, record: RequestRecord, seen: Observed | None) -> None:
         record.end_ms = self.now_ms()
-        self._take(record, seen)
         self._schedule.ended(held, record.end_ms, is_ok=record.outcome != "failed")
         self._wake.set()
+        self._take(record, seen)
 
     def _record_skipped(self) -> None:
         for held in self._schedule.skipped:

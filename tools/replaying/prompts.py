@@ -66,7 +66,7 @@ class Prompts:
     def make(self, held: Held) -> Outgoing | None:
         """The request of a row whose turn has come; None where a limit drops it. Raises ReplayError."""
         row = held.row
-        if (row.input_length or 0) + (row.prefix_length or 0) > LONGEST_PROMPT:
+        if _made_up_tokens(row) > LONGEST_PROMPT:
             self.touched[f"prompt over {LONGEST_PROMPT} tokens, dropped"] += 1
             return None
         before = self._before(held)
@@ -183,3 +183,10 @@ class Prompts:
     def _sends_depths(self) -> bool:
         asked = self._options.exit_traces
         return asked == "always" or (asked == "auto" and self._facts.exit_rule == "trace")
+
+
+def _made_up_tokens(row: TraceRow) -> int:
+    """How many ids a row's own part takes; 0 where it brings its prompt along."""
+    if row.hash_ids is not None and row.input_length is None:
+        return len(row.hash_ids) * row.block_size
+    return (row.input_length or 0) + (row.prefix_length or 0)

@@ -81,7 +81,7 @@ class Arrivals:
 
     @staticmethod
     def _checked(gap_ms: float, field: str) -> float:
-        if gap_ms > LONGEST_GAP_MS:
+        if abs(gap_ms) > LONGEST_GAP_MS:
             raise TraceRowError(f"makes a gap of {gap_ms / LONGEST_GAP_MS:,.1f} days; cap gaps with --gap-cap-s", field)
         return gap_ms
 
@@ -89,4 +89,4 @@ class Arrivals:
         """A gap as the run keeps it; rows may also go back in time."""
         scaled = gap_ms * self._timing.scale
         cap = self._timing.gap_cap_ms
-        return min(scaled, cap) if cap else scaled
+        return max(-cap, min(scaled, cap)) if cap else scaled
