@@ -203,6 +203,10 @@ class Leases:
         self._ending.add(slot)
         self._hungry.discard(slot)
 
+    def keep(self, slot: int) -> None:
+        """It is not, after all."""
+        self._ending.discard(slot)
+
     def close(self, slot: int, now_s: float = 0.0) -> None:
         """The executor is done with the row: its pages are free, or cached, and pinned for a while for a session."""
         keys = self._pool.release(slot, has_prompt=self._table.has_prompt(slot))

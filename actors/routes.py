@@ -186,7 +186,8 @@ class Routes:
         """
         sampling, tokens = entry.submit.sampling, entry.prompt_tokens
         lacking = tokens - self._hits(entry, target) * target.facts.page_tokens
-        if entry.is_local or sampling.prompt_logprobs >= 0 or sampling.max_tokens == 0 or lacking < self._least_tokens:
+        is_scored = sampling.prompt_logprobs >= 0 or sampling.max_tokens == 0
+        if entry.is_local or is_scored or lacking < max(1, self._least_tokens):
             return []
         return [
             route

@@ -62,7 +62,7 @@ class Scheduler:
         self._config = config
         self._control_epoch = control_epoch
         self._clock = clock
-        self._ways = Ways(answer, self._left, self._prompt_left, self.transfers.activate, to_admission, to_kv)
+        self._ways = Ways(answer, self._left, self._prompt_left, self._activated, to_admission, to_kv)
         self._connect = connect
         self._units: dict[int, Unit] = {}
 
@@ -155,7 +155,7 @@ class Scheduler:
                 return
 
     def _withdraw(self, rid: int, reason: str, message: str) -> None:
-        self.transfers.withdraw(rid, refusals.withdrawn(rid, reason, message))
+        self.transfers.withdraw(rid, reason, message)
         for unit in self.units:
             unit.withdraw(rid, reason, message, self._clock())
 
@@ -180,6 +180,14 @@ class Scheduler:
         unit = self._units.get(epoch)
         if unit is not None:
             unit.withdraw(transfer.admit.submit.rid, "cancelled", "", self._clock(), is_silent=True)
+
+    def _activated(self, rid: int) -> None:
+        """D runs the row: whatever was said of its transfer, it hasn't failed."""
+        transfer = self.transfers.activate(rid)
+        if transfer is not None:
+            self._units[transfer.target].keep(rid)
+            if transfer.withdrawal is not None:
+                self._withdraw(rid, *transfer.withdrawal)
 
     def _left(self, rid: int) -> None:
         """The unit that answers for `rid` has freed its slot. What runs again waits for P's to be free as well."""
@@ -210,10 +218,10 @@ class Scheduler:
         """Unless it was withdrawn meanwhile."""
         submit = transfer.admit.submit
         self.transfers.close(transfer.rid)
-        if transfer.verdict is None:
+        if transfer.withdrawal is None:
             self._ways.to_admission.post(Again(submit, transfer.admit.arrived_s))
             return
-        self._ways.answer(submit.gateway, transfer.verdict)
+        self._ways.answer(submit.gateway, refusals.withdrawn(transfer.rid, *transfer.withdrawal))
         self._ways.to_admission.post(Left(transfer.rid))
 
     def _meet(self, up: ExecutorUp) -> None:

@@ -1,9 +1,8 @@
 """Requests whose prompt one executor computes (P) and another decodes (D): which two, and what becomes of them.
 
-Owns transfer ids and the record of each, from the two Joins until both slots are free. Of a transfer that fails before
-D has said that it runs no token was sent: both rows go, and the request runs again on D alone. (D's word may be on its
-way, and tokens too; the second run says the same, and gateways drop by index what they have.) It must not know pages,
-links or queues.
+Owns transfer ids and the record of each, from the two Joins until both slots are free. A transfer that fails before D
+has activated it has sent no token: both rows go, and the request runs again on D alone. Where D was faster than our
+word, its row stays and the transfer has not failed. It must not know pages, links or queues.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from collections import Counter
 from dataclasses import dataclass
 
 from epicycle.actors.control_messages import Admit
-from epicycle.transport.wire.request import Rejected
 
 ID_BITS = 40  # of a transfer id; the control's epoch stands above, so that no id is ever used twice
 
@@ -31,7 +29,7 @@ class Transfer:
     is_failed: bool = False  # both rows were told to go without a word
     has_left_source: bool = False  # P's slot is free
     has_left_target: bool = False  # D's is
-    verdict: Rejected | None = None  # of a failed one: it was withdrawn meanwhile, and this is its end
+    withdrawal: tuple[str, str] | None = None  # of a failed one: withdrawn meanwhile, for this reason and message
 
     @property
     def rid(self) -> int:
@@ -69,11 +67,13 @@ class Transfers:
         """Those with this executor on either side."""
         return [each for each in self._by_id.values() if epoch in (each.source, each.target)]
 
-    def activate(self, rid: int) -> None:
-        """D runs the row."""
+    def activate(self, rid: int) -> Transfer | None:
+        """D runs the row; the transfer if it was thought to have failed."""
         transfer = self._by_rid.get(rid)
-        if transfer is not None:
-            transfer.is_activated = True
+        if transfer is None:
+            return None
+        was_failed, transfer.is_failed, transfer.is_activated = transfer.is_failed, False, True
+        return transfer if was_failed else None
 
     def fail(self, transfer: Transfer, code: str) -> bool:
         """The transfer can't be completed; whether that is news, and both rows must go."""
@@ -83,15 +83,15 @@ class Transfers:
         transfer.is_failed = True
         return True
 
-    def withdraw(self, rid: int, verdict: Rejected) -> None:
-        """The request is evicted; where its rows are on their way out already `verdict` is its end, not another run."""
+    def withdraw(self, rid: int, reason: str, message: str) -> None:
+        """The request is evicted; where its rows are on their way out already, that is its end, not another run."""
         transfer = self._by_rid.get(rid)
         if transfer is None:
             return
         if not transfer.is_failed:
             transfer.is_withdrawn = True
-        elif transfer.verdict is None:
-            transfer.verdict = verdict
+        elif transfer.withdrawal is None:
+            transfer.withdrawal = (reason, message)
 
     def close(self, rid: int) -> None:
         """Neither executor holds anything of it, or it is about to run again."""

@@ -251,6 +251,13 @@ class Unit:
             self._ways.answer(join.gateway, refusals.withdrawn(rid, reason, message))
         self._free(slot, now_s)
 
+    def keep(self, rid: int) -> None:
+        """The row was to go silently, and stays."""
+        slot = self.table.slot_of(rid)
+        if slot is not None:
+            self.table.is_evicted[slot] = False
+            self.leases.keep(slot)
+
     def drop(self, reason: str) -> None:
         """The executor is gone. A gateway may not know yet that its request had gone to it, so all are told."""
         self.plans.sender.close()

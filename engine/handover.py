@@ -61,6 +61,11 @@ class Handover:
             if units:
                 self._port.written(part.transfer, units, ready)
 
+    def awaits(self, resident: Resident) -> bool:
+        """Whether its prompt is still to come from another executor."""
+        part = resident.join.imports
+        return part is not None and self._rows.get(part.transfer) is resident
+
     def leave(self, resident: Resident) -> bool:
         """The row has gone. True where a transfer may still touch its pages: `take` will say when that is over."""
         part = resident.join.imports or resident.join.exports

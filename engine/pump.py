@@ -276,7 +276,8 @@ class Pump:
             self._tick.drop(resident.slot)
             self._shelf.park(resident, unpack_list(I32, evict.host_pages), self._flight.launched)
         elif evict.is_silent:
-            self._leave(resident)
+            if resident.join.exports is not None or self._handover.awaits(resident):
+                self._leave(resident)
         else:
             self._end(resident, evict.reason, message=evict.message)
 

@@ -86,7 +86,7 @@ class Table:
                     entry = self._entries.get(rid)
                     if entry is not None:
                         self.progress += 1
-                        entry.executor_epoch = epoch
+                        entry.executor_epoch = entry.executor_epoch if entry.count else epoch
                         entry.owner.on_accepted(entry)
                 case Rejected(rid=rid):
                     entry = self._take_terminal(rid)
@@ -113,7 +113,9 @@ class Table:
                     self._on_prompt_logprobs(message)
                 case PrefixHit(rid=rid, tokens=tokens):
                     entry = self._entries.get(rid)
-                    if entry is not None:
+                    if entry is not None and entry.count and entry.executor_epoch != message.epoch:
+                        self.counts.other_epoch += 1  # it began elsewhere, without a token, and runs here
+                    elif entry is not None:
                         entry.executor_epoch = message.epoch
                         entry.cached_tokens = tokens
                 case Fin(rid=rid):

@@ -127,7 +127,7 @@ class SplitPump(MockPump):
 
     def _evict(self, evict: Evict) -> None:
         row = self._find(evict.slot, evict.gen)
-        if row is None or (row.join.imports is None and row.join.exports is None):
+        if row is None or evict.reason == "preempt" or (row.join.imports is None and row.join.exports is None):
             super()._evict(evict)
             return
         progress = self.hub.of(row.join, self._epoch)
@@ -137,6 +137,8 @@ class SplitPump(MockPump):
             self._free(row)
             return
         is_running = row.written_tokens >= row.prompt_tokens
+        if evict.is_silent and is_running:
+            return
         self._finish(row, evict.reason, message=evict.message)
         if evict.is_silent:
             self._fins[row.join.gateway].pop()

@@ -9,6 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from epicycle.actors.executor import KINDS
+from epicycle.transport.wire.transfer import TransferFailure
+from tests.fakes.split_pump import STAGES, Hub, split_engine
 from tests.sim.world import World, expected_tokens, make_config
 
 RESERVATIONS = ("lifetime", "incremental")
@@ -18,13 +21,14 @@ ENDS = {"length", "cancelled", "deadline", "timeout", "overloaded", "engine_lost
 class Day:
     """Random events on one world; `ask` remembers (rid, prompt tokens) of everything asked."""
 
-    def __init__(self, seed: int, *, host_pages: int = 64, **scheduler: Any) -> None:
+    def __init__(self, seed: int, *, host_pages: int = 64, hub: Hub | None = None, **scheduler: Any) -> None:
+        self.hub = hub or Hub()
         self.dice = random.Random(seed)
         config = make_config(pages=24, slots=5, chunk_tokens=16, max_waiting=12, max_bypasses=2, **scheduler)
         executor = msgspec.structs.replace(config.executor, mock_host_pages=host_pages)
         self.world = World(msgspec.structs.replace(config, executor=executor), gateways=2)
         self.asked: list[tuple[int, int]] = []
-        self.executor_epoch = 1
+        self.executor_epoch = len(self.world.executors)
 
     def ask(self) -> None:
         prompt, gateway = self.dice.randint(1, 120), self.dice.choice(self.world.gateways)
@@ -46,11 +50,11 @@ class Day:
     def jam(self) -> None:
         """Block one link, or lift every blockade."""
         world = self.world
-        if world.fabric.blocked or world.executor_host is None:
+        if world.fabric.blocked:
             world.fabric.blocked.clear()
             return
         links = [
-            world.executor_host.endpoints[0].address,
+            *(host.endpoints[0].address for host in world.executor_hosts.values()),
             world.control_host.endpoints[2].address,
             *(gateway.tokens.address for gateway in world.gateways),
             *(gateway.verdicts.address for gateway in world.gateways),
@@ -62,23 +66,38 @@ class Day:
         self.world.step(self.dice.randint(1, 30))
 
     def lose_executor(self) -> None:
-        self.world.kill_executor()
+        name = self.dice.choice(tuple(self.world.executors))
+        self.hub.dead.add(self.world.executor_hosts[name].epoch)
+        self.world.kill_executor(name)
         self.world.step(self.dice.randint(0, 3))
         self.executor_epoch += 1
-        self.world.start_executor(self.executor_epoch)
+        self.world.start_executor(self.executor_epoch, name)
+
+    def hold(self) -> None:
+        """Stop transfers at some stage, or let them go on."""
+        self.hub.held = self.dice.choice(("", "", *STAGES))
+
+    def fail_transfers(self) -> None:
+        """Some executor reports the latest transfers as failed."""
+        open_ones = [number for number, progress in self.hub.transfers.items() if "commit" not in progress.done]
+        failures = [TransferFailure(number, "transfer_error", "by the test") for number in open_ones[-2:]]
+        self.hub.to_fail[self.dice.choice(tuple(self.world.executor_hosts.values())).epoch] = failures
 
     def close(self) -> None:
         """Let everything end, then check every account."""
         world = self.world
         world.fabric.blocked.clear()
+        self.hub.held = ""
         for rid, prompt in self.asked:
             [end] = world.finish(rid)
             assert end in ENDS
             heard = world.heard(rid)
             assert expected_tokens(prompt, len(heard.tokens)) == heard.tokens
         world.assert_empty()
-        assert 0 == world.counter('requests_waiting{reason="prefill"}')
-        assert 0 == world.counter('stale_messages_total{actor="control"}') or self.executor_epoch > 1
+        waiting = [value for key, value in world.control.beat_facts().counters.items() if 'reason="prefill"' in key]
+        assert not any(waiting)
+        is_calm = self.executor_epoch == len(world.executors)
+        assert 0 == world.counter('stale_messages_total{actor="control"}') or not is_calm
 
 
 @pytest.mark.parametrize("reservation", RESERVATIONS)
@@ -108,4 +127,37 @@ def test_day_on_which_executors_die(seed: int) -> None:
         if turn % 40 == 39:
             day.lose_executor()
         day.dice.choice((day.ask, day.ask, day.cancel, day.wait, day.jam))()
+    day.close()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_day_of_replicas_that_die(seed: int) -> None:
+    reservation = RESERVATIONS[seed % 2]
+    day = Day(300 + seed, replicas=3, reservation=reservation, low_water_tokens=6, grow_tokens=12, prefix_cache=True)
+    for turn in range(160):
+        if turn % 40 == 39:
+            day.lose_executor()
+        day.dice.choice((day.ask, day.ask, day.ask, day.cancel, day.wait, day.jam))()
+    day.close()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_day_of_a_split_whose_executors_die(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = Hub()
+    monkeypatch.setitem(KINDS, "mock", split_engine(hub))
+    reservation = RESERVATIONS[seed % 2]
+    day = Day(
+        400 + seed,
+        hub=hub,
+        split=(2, 2),
+        reservation=reservation,
+        low_water_tokens=6,
+        grow_tokens=12,
+        prefix_cache=True,
+    )
+    for turn in range(160):
+        if turn % 40 == 39:
+            day.lose_executor()
+        events = (day.ask, day.ask, day.ask, day.cancel, day.wait, day.wait, day.jam, day.hold, day.fail_transfers)
+        day.dice.choice(events)()
     day.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -252,39 +251,4 @@ def test_a_restarted_control_finds_both_roles_empty(world: World, hub: Hub) -> N
     rid = world.gateway.submit(prompt=33, max_tokens=6)
     assert ["length"] == world.finish(rid)
     assert expected_tokens(33, 6) == world.heard(rid).tokens
-    world.assert_empty()
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_busy_days_of_a_split(hub: Hub, seed: int) -> None:
-    dice = random.Random(seed)
-    world = make_world((2, 2), pages=24, slots=3, prefix_cache=seed % 2 > 0, chunk_tokens=16, max_waiting=100)
-    asked: list[tuple[int, int]] = []
-    epoch = 4
-    for _ in range(150):
-        event = dice.random()
-        if event < 0.4:
-            tokens = dice.randint(1, 150)
-            asked.append((world.gateway.submit(prompt=tokens, max_tokens=dice.randint(1, 60)), tokens))
-        elif event < 0.5 and asked:
-            world.gateway.cancel(dice.choice(asked[-10:])[0])
-        elif event < 0.6:
-            hub.held = dice.choice(("", *STAGES))
-        elif event < 0.65:
-            numbers = [number for number, progress in hub.transfers.items() if "commit" not in progress.done]
-            side = dice.randint(1, epoch)
-            hub.to_fail[side] = [TransferFailure(number, "transfer_error", "by the test") for number in numbers[-2:]]
-        elif event < 0.68:
-            name = dice.choice(tuple(world.executors))
-            kill(world, hub, name)
-            world.step(dice.randint(0, 3))
-            epoch += 1
-            world.start_executor(epoch, name)
-        else:
-            world.step(dice.randint(1, 20))
-    hub.held = ""
-    for rid, tokens in asked:
-        assert world.finish(rid)[0] in {"length", "cancelled", "engine_lost", "not_ready"}
-        heard = world.heard(rid)
-        assert expected_tokens(tokens, len(heard.tokens)) == heard.tokens
     world.assert_empty()

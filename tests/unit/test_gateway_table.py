@@ -12,7 +12,7 @@ from epicycle.actors.gateway.spec import Prompt, Spec
 from epicycle.actors.gateway.stops import StopSet
 from epicycle.actors.gateway.table import Table
 from epicycle.transport.wire.columns import F32, I32, U16, U64, pack
-from epicycle.transport.wire.output import Fin, PromptLogprobs, TokenBatch
+from epicycle.transport.wire.output import Fin, PrefixHit, PromptLogprobs, TokenBatch
 from epicycle.transport.wire.request import Accepted, LoopBounds, Rejected, Sampling, Submit
 
 EPOCH = 3
@@ -239,6 +239,17 @@ async def test_a_lost_executor_ends_what_ran_on_it_and_control_is_told() -> None
     assert [(rid, "client")] == scene.links.cancels
     scene.table.on_verdicts([Rejected(rid, "engine_lost", "gone")])
     assert (1, 0) == (scene.table.counts.acknowledged, scene.table.counts.late_terminals)
+
+
+async def test_late_words_of_an_executor_that_gave_a_sequence_up_change_nothing() -> None:
+    scene = Scene()
+    (rid,) = await scene.start()
+    scene.table.executors[EPOCH + 1] = "ex1"
+    scene.tokens(rid, 0, 10, epoch=EPOCH + 1)
+    scene.table.on_output([PrefixHit(epoch=EPOCH, rid=rid, tokens=2)])
+    scene.table.on_verdicts([Accepted(rid, executor_epoch=EPOCH)])
+    scene.table.fail_executor(EPOCH, "engine_lost", "gone")
+    assert ([], 1) == (scene.codes, scene.table.counts.other_epoch)
 
 
 async def test_tokens_say_where_a_sequence_runs() -> None:

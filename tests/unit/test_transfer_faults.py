@@ -22,7 +22,7 @@ from epicycle.transport.codec import Decoder
 from epicycle.transport.config import TransferConfig
 from epicycle.transport.wire.request import LoopBounds, Sampling
 from epicycle.transport.wire.transfer import Ack, Arrived, Commit, Import, Reserved, StopWrites, WritesEnded
-from tests.fakes.serving import Ask, serve_all, tiny_engine, tiny_folder
+from tests.fakes.serving import Ask, Outcome, serve_all, tiny_engine, tiny_folder
 from tests.fakes.split import LIMITS, Split
 
 GREEDY = Sampling(max_tokens=5, temperature=0.0, logprobs=1)
@@ -147,6 +147,21 @@ class TestCancels:
             split.step()
         assert split.is_even
         assert ("", []) == (split.d.outcomes[rid].reason, split.d.outcomes[rid].tokens)
+
+    @pytest.mark.parametrize("steps", range(0, 24, 2))
+    def test_a_silent_evict_spares_a_row_that_has_its_prompt(self, engines: tuple[Engine, Engine], steps: int) -> None:
+        """Whenever it comes, nothing or the whole answer was said: so control may run a request again that went."""
+        split = Split(*engines)
+        rid = split.submit(ASK)
+        split.admit()
+        for _ in range(steps):
+            split.step()
+        split.evict(rid, is_silent=True)
+        for _ in range(MOST_STEPS):
+            split.step()
+        assert split.is_even
+        [expected] = serve_all(split.d.engine, [ASK])
+        assert bits_of(split, rid) in (expected.bits, Outcome().bits)
 
 
 class TestFailures:

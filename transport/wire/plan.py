@@ -59,10 +59,11 @@ class Grow(Wire, frozen=True):
 class Evict(Wire, frozen=True):
     """Take (slot, gen) off the device. `reason`: cancelled, deadline, shutdown, or preempt. Already gone: ignored.
 
-    The executor emits Fin with that reason, unless the Evict `is_silent` (the request will run again), and reports the
-    slot freed. A preempted row is saved instead: its pages are copied to the host pages `host_pages` (I32, one for each
-    page of its table), its state stays with the executor under its rid, and the report lists the slot as saved once
-    slot and pages may be used again. It may end before that.
+    The executor emits Fin with that reason and reports the slot freed. Where the Evict `is_silent` (the request will
+    run again) there is no Fin, and a row that has taken its prompt over meanwhile stays: tokens of it may be on their
+    way, and the report that it has moved tells control. A preempted row is saved instead: its pages are copied to the
+    host pages `host_pages` (I32, one for each page of its table), its state stays with the executor under its rid, and
+    the report lists the slot as saved once slot and pages may be used again. It may end before that.
     """
 
     slot: int

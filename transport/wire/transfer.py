@@ -20,7 +20,7 @@ process).
 
 What goes wrong:
 
-- Control evicts the row on both sides. D ends it (its Fin is the terminal, unless the Evict `is_silent`) and sends
+- Control evicts the row on both sides. D ends it (its Fin is the terminal; `is_silent`: see Evict) and sends
   `StopWrites`; P posts nothing more, lets what is posted end and answers `WritesEnded`; only then, or when P is down,
   does D report the slot freed. P frees when its posted writes have ended, Ack or no Ack.
 - A transfer fails at one side (an error of the connector, bytes that don't add up, nothing moved for
