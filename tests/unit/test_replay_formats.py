@@ -37,16 +37,16 @@ def new(session: str, **fields: Any) -> TraceRow:
 BLOCKS = {"timestamp": 5, "input_length": 600, "output_length": 7, "hash_ids": [3, 9]}
 ROUND = {"session_id": "s", "input_tokens_total": 100, "output_tokens": 9, "model": "m"}
 EVENTS_0 = [
-    {"type": "user_message", "timestamp": "2026-01-01T00:00:00Z"},
-    {"type": "text", "timestamp": "2026-01-01T00:00:02Z"},
-    {"type": "tool_call", "timestamp": "2026-01-01T00:00:03Z"},
+    {"event_type": "user_message", "timestamp": "2026-01-01T00:00:00Z"},
+    {"event_type": "text", "timestamp": "2026-01-01T00:00:02Z"},
+    {"event_type": "tool_call", "timestamp": "2026-01-01T00:00:03Z"},
 ]
 EVENTS_1 = [
-    {"type": "tool_result", "timestamp": "2026-01-01T00:00:07.500Z"},
-    {"type": "text", "timestamp": "2026-01-01T00:00:09Z"},
-    {"type": "tool_result", "timestamp": "2026-01-01T00:00:10Z"},
+    {"event_type": "tool_result", "timestamp": "2026-01-01T00:00:07.500Z"},
+    {"event_type": "text", "timestamp": "2026-01-01T00:00:09Z"},
+    {"event_type": "tool_result", "timestamp": "2026-01-01T00:00:10Z"},
 ]
-EVENTS_2 = [{"type": "user_message", "timestamp": "2026-01-01T00:01:09Z"}]
+EVENTS_2 = [{"event_type": "user_message", "timestamp": "2026-01-01T00:01:09Z"}]
 TOOL = {"tool_name": "grep", "tool_wall_latency_ms": 4000}
 NESTED = [{"t": 0.5, "type": "n", "in": 64, "out": 4, "hash_ids": [9], "api_time": 1.0}]
 WEKA = {
@@ -168,15 +168,19 @@ GOLDEN: dict[str, tuple[str, list[TraceRow]]] = {
             ROUND | {"round_id": "r1", "round_index": 1, "prefix_tokens": 100, "input_tokens_total": 120,
                      "timing_events": EVENTS_1},
             ROUND | {"round_id": "r2", "round_index": 2, "prefix_tokens": 0, "timing_events": EVENTS_2},
+            ROUND | {"session_id": "t", "round_id": 0, "prefix_tokens": 100, "timing_events": None, "tools": None},
+            ROUND | {"session_id": "t", "round_id": 1, "input_tokens_total": 0},
         ),
         [
-            TraceRow(request_id="r0", session_id="s", timestamp=1767225600000.0, input_length=40, prefix_length=60,
+            TraceRow(request_id="s/0", session_id="s", timestamp=1767225600000.0, input_length=40, prefix_length=60,
                      message_mode="delta", output_length=9, meta={"model": "m"}),
-            TraceRow(request_id="r1", session_id="s", timestamp=1767225607500.0, delay=0.0, tool_wait_ms=4500.0,
+            TraceRow(request_id="s/1", session_id="s", timestamp=1767225607500.0, delay=0.0, tool_wait_ms=4500.0,
                      tool_events=[TOOL], input_length=20, prefix_length=100, message_mode="delta", output_length=9,
                      meta={"model": "m"}),
-            TraceRow(request_id="r2", session_id="s", timestamp=1767225669000.0, delay=60_000.0, input_length=100,
+            TraceRow(request_id="s/2", session_id="s", timestamp=1767225669000.0, delay=60_000.0, input_length=100,
                      prefix_length=0, message_mode="delta", output_length=9, meta={"model": "m"}),
+            TraceRow(request_id="t/0", session_id="t", input_length=1, prefix_length=99, message_mode="delta",
+                     output_length=9, meta={"model": "m"}),
         ],
     ),
     "weka": (

@@ -32,19 +32,12 @@ class TraceLab:
 
     def rows(self, source: Source, faults: Faults) -> Iterator[Numbered]:
         before: OrderedDict[str, _Before] = OrderedDict()
-        return json_rows(source, _Line, lambda line: _row(line, before), faults)
+        return json_rows(source, _Line, lambda line: _row(line, before, faults), faults)
 
 
 class _Event(msgspec.Struct, kw_only=True):
-    type: str = ""
-    event: str = ""
     event_type: str = ""
-    kind: str = ""
     timestamp: str | float | None = None
-
-    @property
-    def what(self) -> str:
-        return self.type or self.event_type or self.event or self.kind
 
 
 class _Line(msgspec.Struct, kw_only=True):
@@ -53,11 +46,11 @@ class _Line(msgspec.Struct, kw_only=True):
     round_id: str | int = ""
     model: str | None = None
     input_tokens_total: Tokens
-    prefix_tokens: Tokens = 0
+    prefix_tokens: Tokens | None = None
     newly_append_tokens: Tokens | None = None
     output_tokens: Tokens
-    timing_events: list[_Event] = []
-    tools: list[dict[str, Any]] = []
+    timing_events: list[_Event] | None = None
+    tools: list[dict[str, Any]] | None = None
 
 
 class _Before(msgspec.Struct):
@@ -67,29 +60,34 @@ class _Before(msgspec.Struct):
     tools: list[dict[str, Any]]
 
 
-def _row(line: _Line, before: OrderedDict[str, _Before]) -> TraceRow:
-    fresh = line.input_tokens_total - line.prefix_tokens
+def _row(line: _Line, before: OrderedDict[str, _Before], faults: Faults) -> TraceRow | None:
+    prefix = line.prefix_tokens or 0
+    fresh = line.input_tokens_total - prefix
     if line.newly_append_tokens is not None and line.newly_append_tokens != fresh:
         text = f"is {line.newly_append_tokens}, but input_tokens_total - prefix_tokens is {fresh}"
         raise TraceRowError(text, "newly_append_tokens")
     if fresh < 0:
-        raise TraceRowError(f"is {line.prefix_tokens}, above input_tokens_total", "prefix_tokens")
-    asked, end_ms = _moments(line.timing_events)
+        raise TraceRowError(f"is {prefix}, above input_tokens_total", "prefix_tokens")
+    asked, end_ms = _moments(line.timing_events or [])
     last = before.pop(line.session_id, None)
-    before[line.session_id] = _Before(end_ms, line.tools)
+    before[line.session_id] = _Before(end_ms, line.tools or [])
     if len(before) > REMEMBERED:
         before.popitem(last=False)
+    if not line.input_tokens_total:
+        faults.skip("no prompt tokens")
+        return None
+    kept = min(prefix, line.input_tokens_total - 1)  # at least the last token is new, as a server sees it
     what, asked_ms = asked or ("", None)
     gap = max(0.0, asked_ms - last.end_ms) if last and asked_ms is not None and last.end_ms is not None else 0.0
     return TraceRow(
-        request_id=str(line.round_id),
+        request_id=f"{line.session_id}/{line.round_index if line.round_index is not None else line.round_id}",
         session_id=line.session_id,
         timestamp=asked_ms,
         delay=None if last is None else (0.0 if what == "tool_result" else gap),
         tool_wait_ms=gap if what == "tool_result" else 0.0,
         tool_events=last.tools if last else [],
-        input_length=fresh,
-        prefix_length=line.prefix_tokens,
+        input_length=line.input_tokens_total - kept,
+        prefix_length=kept,
         message_mode="delta",
         output_length=line.output_tokens,
         meta={"model": line.model} if line.model else {},
@@ -99,7 +97,7 @@ def _row(line: _Line, before: OrderedDict[str, _Before]) -> TraceRow:
 def _moments(events: list[_Event]) -> tuple[tuple[str, float] | None, float | None]:
     """What was waited for last before the first output and when; when the last output came."""
     timed = [
-        (moment_ms(one.timestamp, f"timing_events[{at}].timestamp"), one.what)
+        (moment_ms(one.timestamp, f"timing_events[{at}].timestamp"), one.event_type)
         for at, one in enumerate(events)
         if one.timestamp is not None
     ]
