@@ -21,15 +21,17 @@ from epicycle.actors.kv import NOTHING, KvActor
 from epicycle.actors.leases import reserve_rule
 from epicycle.actors.peer_names import gateway_number
 from epicycle.actors.ports import BeatFacts, Host
+from epicycle.actors.routes import PREFILL
 from epicycle.actors.scheduler import Scheduler
 from epicycle.actors.verdict_outboxes import VerdictOutboxes
 from epicycle.transport.attach import Attachment, attach
 from epicycle.transport.executors import executor_specs
 from epicycle.transport.link import Receiver, Sender
+from epicycle.transport.wire.columns import I32, pack
 from epicycle.transport.wire.control import Drain, Endpoint, PeerDown, PeerUp
 from epicycle.transport.wire.kv import Census, Snapshot
 from epicycle.transport.wire.plan import FromExecutor, StepReport
-from epicycle.transport.wire.request import Cancel, FromSubmitLink, ResetCache
+from epicycle.transport.wire.request import Admitting, Cancel, FromSubmitLink, ResetCache
 
 TIMER_S = 0.05  # deadlines, idle census
 RETRY_S = 0.002  # while a link has refused something
@@ -170,6 +172,7 @@ class Control:
         if number is not None:
             address = next(end.address for end in message.endpoints if end.link == "verdicts")
             self._verdicts.connect(number, self._host.fabric.connect(address))
+            self._verdicts.push(number, self._admitting())
         elif message.capabilities is not None and message != self._executors.get(message.name):
             self._lose_executor(message.name, "another one has taken its place")
             self._executors[message.name] = message
@@ -193,8 +196,15 @@ class Control:
             self._tell(ExecutorDown(executor.epoch, reason))
 
     def _tell(self, message: ExecutorUp | ExecutorDown | GatewayLost) -> None:
+        """Inboxes keep the order: whatever a gateway sends once it has heard of it here is handled after it."""
         self.scheduler.inbox.post(message)
         self.admission.inbox.post(message)
+        if not isinstance(message, GatewayLost):
+            self._verdicts.tell_all(self._admitting())
+
+    def _admitting(self) -> Admitting:
+        decoding = [peer.epoch for peer in self._executors.values() if self._roles.get(peer.name) != PREFILL]
+        return Admitting(self._host.epoch, pack(I32, decoding))
 
     def on_drain(self, message: Drain) -> None:
         self._drain_by_s = self._clock() + message.deadline_ms / 1e3

@@ -42,6 +42,12 @@ class VerdictOutboxes:
         if number not in self._gone:
             self._outbox(number).push(verdict)
 
+    def tell_all(self, verdict: Verdict) -> None:
+        """To every gateway that is connected."""
+        for outbox in self._outboxes.values():
+            if outbox.sender is not None:
+                outbox.push(verdict)
+
     def flush(self) -> None:
         for outbox in self._outboxes.values():
             outbox.flush()

@@ -25,9 +25,10 @@ from epicycle.actors.ports import BeatFacts, Host
 from epicycle.actors.refusals import by_room
 from epicycle.transport.attach import attach
 from epicycle.transport.link import Receiver, path_name
+from epicycle.transport.wire.columns import I32, unpack
 from epicycle.transport.wire.control import Drain, Endpoint, MailboxStat, PeerDown, PeerUp
 from epicycle.transport.wire.output import ToGateway
-from epicycle.transport.wire.request import Rejected, Verdict
+from epicycle.transport.wire.request import Admitting, Rejected, Verdict
 
 TOKENIZER_THREADS = 2
 SHUTDOWN_S = 2.0  # connections may flush this long after Stop
@@ -53,6 +54,7 @@ class Gateway:
         self._tokens: Receiver[Any] = host.fabric.bind(host.name, host.epoch, "tokens", ToGateway)
         self._executors: dict[str, PeerUp] = {}
         self._control: PeerUp | None = None
+        self._admitting = Admitting(control_epoch=0)  # the last heard; a new control's may come before its PeerUp
         self._stopped = asyncio.Event()
         self._draining: asyncio.Task[None] | None = None
         self._last_error = ""
@@ -97,6 +99,7 @@ class Gateway:
                 self._lose_control("it was replaced")
             self._control = message
             self.core.links.connect(message)
+            self._serve()
 
     def on_peer_down(self, message: PeerDown) -> None:
         """An incarnation other than the one known is no news."""
@@ -131,7 +134,11 @@ class Gateway:
         """Control's word that an executor is gone may be faster than that executor's last ones, which count."""
         if any(isinstance(message, Rejected) and message.code == "engine_lost" for message in messages):
             self._read_output()
-        self.core.table.on_verdicts(messages)
+        for message in messages:
+            if isinstance(message, Admitting) and message.control_epoch >= self._admitting.control_epoch:
+                self._admitting = message
+                self._serve()
+        self.core.table.on_verdicts([message for message in messages if not isinstance(message, Admitting)])
 
     def _read_output(self) -> None:
         while batch := self._tokens.drain():
@@ -150,13 +157,19 @@ class Gateway:
             table.fail_all("engine_lost", text)
 
     def _serve(self) -> None:
-        """Requests are checked against the executor that takes the longest; control knows them all."""
+        """Requests are checked against the executor that takes the longest. Which of them control knows it says itself:
+        the supervisor tells both of a new one, and either may hear it first.
+        """
         pools = [peer.capabilities for peer in self._executors.values() if peer.capabilities is not None]
         self.core.set_facts(by_room(pools)[0] if pools else None)
+        known = unpack(I32, self._admitting.executor_epochs)
+        is_heard = self._control is not None and self._control.epoch == self._admitting.control_epoch
+        self.core.is_known_to_control = is_heard and any(peer.epoch in known for peer in self._executors.values())
 
     def _lose_control(self, reason: str) -> None:
         self._control = None
         self.core.links.disconnect()
+        self._serve()
         self.core.table.fail_all("engine_lost", f"the control process is gone: {reason}")
 
     async def _drain(self, deadline_s: float) -> None:

@@ -44,6 +44,7 @@ class Core:
         self.recorder = make_recorder(host.config, host.name)
         self.telemetry = make_telemetry(host.config, host.name)
         self.served: Served | None = None
+        self.is_known_to_control = False  # one of the executors that are up here, so that it takes requests for it
         self.is_draining = False
 
     def set_facts(self, facts: Capabilities | None) -> None:
@@ -58,6 +59,8 @@ class Core:
             raise ApiError("not_ready", "no executor is ready: it is loading or restarting")
         if not self.links.is_up:
             raise ApiError("not_ready", "the control process is not up: it is starting or restarting")
+        if not self.is_known_to_control:
+            raise ApiError("not_ready", "an executor is ready, but the control process hasn't heard of it yet")
         return self.served
 
     def trace(self, name: str, headers: Mapping[str, str]) -> RequestTrace | None:

@@ -11,7 +11,9 @@ import msgspec
 import pytest
 
 from epicycle.transport.config import ServerConfig
+from epicycle.transport.wire.columns import I32, pack
 from epicycle.transport.wire.control import Drain
+from epicycle.transport.wire.request import Admitting, Rejected
 from tests.e2e.client import CHAT, COMPLETIONS, HELLO, Client
 from tests.fakes.stack import MOCK, UNLIMITED, Stack, until
 
@@ -160,6 +162,37 @@ async def test_new_executor_serves_again(stack: Stack) -> None:
         assert "max_model_len" not in (await client.get("/v1/models")).json["data"][0]
         stack.start_executor(2)
         assert 200 == (await client.complete(max_tokens=2)).status
+
+
+async def test_readiness_waits_until_control_knows_the_executor(stack: Stack) -> None:
+    async with Client(stack.base_url) as client:
+        await stack.kill_executor()
+        stack.start_executor(2, is_control_told=False)
+        assert (503, "not_ready") == ((unready := await client.get("/readyz")).status, unready.json["status"])
+        assert "control" in unready.json["reason"]
+        assert (503, "not_ready") == ((refused := await client.complete()).status, refused.error["code"])
+        assert 0 == stack.control.admission.rejections["not_ready"]
+        stack.tell_control()
+        await until(lambda: stack.gateway.core.is_known_to_control)
+        assert 200 == (await client.get("/readyz")).status
+        assert 200 == (await client.complete(max_tokens=2)).status
+
+
+async def test_the_word_of_an_old_control_makes_no_gateway_ready(stack: Stack) -> None:
+    verdicts = next(end.address for end in stack.gateway_host.endpoints if end.link == "verdicts")
+    sender, executors = stack.fabric.connect(verdicts), pack(I32, [stack.executor_host.epoch])
+    restarted = msgspec.structs.replace(stack.control_host.as_peer(), epoch=2)
+    async with Client(stack.base_url) as client:
+        stack.lose_control()
+        stack.gateway_host.peer_up(restarted)
+        assert 503 == (await client.get("/readyz")).status
+        sender.send(Admitting(2, executors))
+        await until(lambda: stack.gateway.core.is_known_to_control)
+        sender.send(Admitting(1))
+        sender.send(Rejected(1, "overloaded", "of nobody"))  # counted, so it shows that both have arrived
+        await until(lambda: stack.gateway.core.table.counts.late_terminals == 1)
+        assert 200 == (await client.get("/readyz")).status
+    sender.close()
 
 
 async def test_drain_refuses_new_requests_and_finishes_old_ones(stack: Stack) -> None:

@@ -11,6 +11,7 @@ from epicycle.transport.wire.control import PeerUp
 from epicycle.transport.wire.output import Fin, PrefixHit, PromptLogprobs, ToGateway, TokenBatch
 from epicycle.transport.wire.request import (
     Accepted,
+    Admitting,
     CacheReset,
     Cancel,
     LoopBounds,
@@ -57,6 +58,7 @@ class FakeGateway:
         self.batches = 0
         self.late_terminals = 0
         self.resets: list[CacheReset] = []
+        self.admitting: Admitting | None = None  # control's last word
         self.strangers = 0  # messages about requests that this incarnation never made; a real gateway drops them too
         self._host = host
         self._counter = 0
@@ -141,6 +143,8 @@ class FakeGateway:
                 self.heard[rid].terminals.append(verdict)
             case CacheReset():
                 self.resets.append(verdict)
+            case Admitting():
+                self.admitting = verdict
 
     def _take_output(self, message: object) -> None:
         match message:

@@ -79,6 +79,7 @@ class Stack:
         self.gateway_host.peer_up(self.control_host.as_peer())
         self.control_host.peer_up(self.gateway_host.as_peer())
         self.start_executor(1)
+        await until(lambda: self.gateway.core.is_known_to_control)
         return self
 
     async def __aexit__(self, kind: object, *_: object) -> None:
@@ -101,15 +102,21 @@ class Stack:
         assert (census.total, True, True) == (census.free + census.prefix, census.is_even, census.is_idle), census
         assert 0 == self.control.kv.uneven_censuses
 
-    def start_executor(self, epoch: int) -> None:
+    def start_executor(self, epoch: int, *, is_control_told: bool = True) -> None:
+        """Without `is_control_told` the news is still on its way to control: `tell_control` delivers it."""
         host = self._host("ex0", epoch)
         self.executor_host, self.executor = host, Executor(host)
         host.actor = self.executor
         self.executor.start()
         for peer in (self.gateway_host, self.control_host):
             host.peer_up(peer.as_peer())
-            peer.peer_up(host.as_peer())
+        self.gateway_host.peer_up(host.as_peer())
+        if is_control_told:
+            self.tell_control()
         self._runner = asyncio.create_task(self._run_executor())
+
+    def tell_control(self) -> None:
+        self.control_host.peer_up(self.executor_host.as_peer())
 
     async def kill_executor(self) -> None:
         self._runner.cancel()

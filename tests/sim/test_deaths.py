@@ -6,7 +6,7 @@ import pytest
 
 from epicycle.actors.executor import KINDS
 from epicycle.actors.mock_pump import MockEngine, MockPump
-from epicycle.transport.wire.columns import I32, pack
+from epicycle.transport.wire.columns import I32, pack, unpack_list
 from epicycle.transport.wire.control import Drain
 from epicycle.transport.wire.plan import Evict, Plan, Reset, StepReport
 from tests.sim.world import World, expected_tokens, make_config
@@ -132,6 +132,39 @@ def test_exception_in_a_tick_leaves_the_executor() -> None:
         world = World(executor=False)
         with pytest.raises(RuntimeError, match="the device is gone"):
             world.start_executor()
+
+
+def admitting(world: World, number: int = 0) -> tuple[int, list[int]]:
+    """What control last said to a gateway: its epoch, and those of the executors that it takes requests for."""
+    world.step()
+    word = world.gateways[number].admitting
+    assert word is not None
+    return word.control_epoch, unpack_list(I32, word.executor_epochs)
+
+
+def test_control_says_whom_it_takes_requests_for() -> None:
+    world = World(make_config(replicas=2), gateways=2, executor=False)
+    assert (1, []) == admitting(world)
+    world.start_executor(1, "ex0")
+    world.start_executor(2, "ex1")
+    assert [(1, [1, 2])] * 2 == [admitting(world, number) for number in range(2)]
+    world.kill_executor("ex0")
+    assert (1, [2]) == admitting(world)
+    world.kill_gateway(1)
+    world.start_gateway(1, epoch=2)
+    assert (1, [2]) == admitting(world, 1)
+    world.restart_control()
+    assert [(2, [2])] * 2 == [admitting(world, number) for number in range(2)]
+    assert ["length"] == world.finish(world.gateway.submit())
+
+
+def test_an_executor_that_only_reads_prompts_makes_nobody_ready() -> None:
+    world = World(make_config(split=(1, 1)), executor=False)
+    prefill, decode = sorted(world.roles, key=lambda name: world.roles[name] != "prefill")
+    world.start_executor(1, prefill)
+    assert (1, []) == admitting(world)
+    world.start_executor(2, decode)
+    assert (1, [2]) == admitting(world)
 
 
 def test_drain_finishes_what_runs_and_refuses_the_rest() -> None:

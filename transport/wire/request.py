@@ -111,6 +111,15 @@ class CacheReset(Wire, frozen=True, tag=6):
     freed_pages: int
 
 
+class Admitting(Wire, frozen=True, tag=7):
+    """Control's word on what it knows: a Submit sent from now on finds one of these executors (I32 epochs) there, as
+    long as they live. Said to a gateway when it comes up and whenever that changes; the last one counts.
+    """
+
+    control_epoch: int
+    executor_epochs: bytes = b""
+
+
 FromSubmitLink = Submit | ResetCache
 ToControl = FromSubmitLink | Cancel
-Verdict = Accepted | Rejected | CacheReset
+Verdict = Accepted | Rejected | CacheReset | Admitting
