@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from epicycle.actors.slot_table import SlotTable
+from epicycle.kvstore.head_index import HeadIndex
 from epicycle.kvstore.ledger import Census
 from epicycle.kvstore.page_pool import PagePool
 from epicycle.kvstore.reserve import ReserveRule, pages_for
@@ -43,23 +44,32 @@ class CacheLimits:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A new row's page table (I32), the positions it covers, and how many of them hold cached KV already."""
+    """A new row's page table (I32), the positions it covers, how many of them hold cached KV already, and head rows."""
 
     pages: bytes
     limit_tokens: int
     prefix_tokens: int
+    head_from: int = -1  # as in Join, and so is the next one
+    head_to: int = -1
 
 
 class Leases:
     """Pages of the rows in `table`; each call names a slot that is in use there."""
 
     def __init__(
-        self, table: SlotTable, rule: ReserveRule, total_pages: int, limits: CacheLimits = CacheLimits()
+        self,
+        table: SlotTable,
+        rule: ReserveRule,
+        total_pages: int,
+        limits: CacheLimits = CacheLimits(),
+        kept_heads: int = 0,
     ) -> None:
         self._table = table
         self._rule = rule
         self._limits = limits
         self._pool = PagePool(total_pages, limits.reserve_pages)
+        self._heads = HeadIndex(len(table.rids), kept_heads)  # the rows behind those of the slots
+        self._keeping: dict[int, bytes] = {}  # by slot: the key whose head row its prompt writes
         self._sessions: dict[int, Hashable] = {}  # by slot
         self._held = [0] * len(table.rids)
         self._grow_at = [NEVER] * len(table.rids)  # more tokens than this: the lease is low
@@ -127,20 +137,46 @@ class Leases:
         keys: Sequence[bytes] = (),
         most_hits: int = 0,
         session: Hashable = None,
+        *,
+        may_keep_head: bool = False,
     ) -> Lease:
-        """Claim a new row's pages, which are known to be there; cached ones of `keys[:most_hits]` are shared."""
+        """Claim a new row's pages, which are known to be there; cached ones of `keys[:most_hits]` are shared.
+
+        `may_keep_head`: the prompt is whole pages. Where its head row is kept nothing of it is computed.
+        """
+        head_from, head_to = self._head_rows(slot, keys) if may_keep_head and keys else (-1, -1)
+        if head_from >= 0:
+            most_hits = len(keys)  # no page of the prompt is written again
         table = self._pool.claim(slot, pages, keys, most_hits, is_urgent=True)
         self._held[slot] = pages
         if session is not None:
             self._sessions[slot] = session
         self._watch(slot)
         page_tokens = self._rule.page_tokens
-        return Lease(pack(I32, table), pages * page_tokens, self._pool.hits_of(slot) * page_tokens)
+        prefix_tokens = self._pool.hits_of(slot) * page_tokens
+        return Lease(pack(I32, table), pages * page_tokens, prefix_tokens, head_from, head_to)
+
+    def _head_rows(self, slot: int, keys: Sequence[bytes]) -> tuple[int, int]:
+        """(row to start from, row to write), -1 for none."""
+        found = self._heads.find(keys[-1]) if self.known(keys) == len(keys) else None
+        if found is not None:
+            return found, -1
+        row = self._heads.keep(keys[-1])
+        if row is None:
+            return -1, -1
+        self._keeping[slot] = keys[-1]
+        return -1, row
+
+    def _settle_head(self, slot: int, *, is_written: bool) -> None:
+        key = self._keeping.pop(slot, None)
+        if key is not None:
+            self._heads.settle(key, is_written=is_written)
 
     def publish(self, slots: Iterable[int]) -> None:
         """The prompts of these rows are written: others may share their full pages."""
         for slot in slots:
             self._pool.publish(slot)
+            self._settle_head(slot, is_written=True)
 
     def expire(self, now_s: float) -> None:
         """Let go of sessions whose time is over."""
@@ -148,6 +184,7 @@ class Leases:
 
     def reset_cache(self) -> int:
         """Forget every prefix; how many pages that freed."""
+        self._heads.reset()
         return self._pool.reset()
 
     def note(self, slots: Iterable[int]) -> None:
@@ -216,6 +253,7 @@ class Leases:
         self._forget(slot)
 
     def _forget(self, slot: int) -> None:
+        self._settle_head(slot, is_written=False)
         self._grow_at[slot] = NEVER
         for rows in (self._growing, self._hungry, self._ending):
             rows.discard(slot)

@@ -17,6 +17,7 @@ class MockPages:
     def __init__(self, page_tokens: int) -> None:
         self._page_bytes = 4 * page_tokens
         self._contents: dict[int, int] = {}
+        self._heads: dict[int, int] = {}  # checksum of the whole prompt by head row
         self._saved: dict[int, tuple[int, int]] = {}  # by host page: whose, and which page of its table
 
     def join(self, join: Join) -> None:
@@ -24,7 +25,10 @@ class MockPages:
         shared = 4 * join.prefix_tokens // self._page_bytes
         pages: list[int] = unpack(I32, join.pages).tolist()
         held = [self._contents.get(page) for page in pages[:shared]]
-        assert held == self._checksums(join)[:shared], f"pages {pages[:shared]} don't hold the prompt of {join.rid}"
+        sums = self._checksums(join)
+        assert held == sums[:shared], f"pages {pages[:shared]} don't hold the prompt of {join.rid}"
+        if join.head_from >= 0:
+            assert (shared, sums[-1]) == (len(sums), self._heads.get(join.head_from)), f"{join.rid} has no head row"
         self._spoil(pages[shared:])
 
     def grow(self, grow: Grow) -> None:
@@ -32,6 +36,8 @@ class MockPages:
 
     def write(self, join: Join) -> None:
         """The row's prompt is computed."""
+        if join.head_to >= 0:
+            self._heads[join.head_to] = self._checksums(join)[-1]
         self._contents.update(zip(unpack(I32, join.pages), self._checksums(join), strict=False))
 
     def save(self, rid: int, host_pages: list[int]) -> None:

@@ -140,6 +140,8 @@ class MockPump:
         for row in rows:
             if row.prefill_ticks:
                 self._prefill(row)
+            elif not row.outputs:
+                self._start_at_head(row)
             else:
                 self._decode(row)
 
@@ -176,8 +178,8 @@ class MockPump:
             return
         prompt = unpack(I32, join.prompt)
         self._pages.join(join)
-        # The last prompt token is always computed: the first output comes from it.
-        cached_tokens = min(join.prefix_tokens, len(prompt) - 1)
+        # The last prompt token is computed unless its head row is kept: the first output comes from it.
+        cached_tokens = len(prompt) if join.head_from >= 0 else min(join.prefix_tokens, len(prompt) - 1)
         left_tokens = len(prompt) - cached_tokens
         self._rows[join.slot] = MockRow(
             join=join,
@@ -246,7 +248,7 @@ class MockPump:
             self._say_end(row, drop.reason, message=drop.message)
 
     def _is_starved(self, row: MockRow) -> bool:
-        return not row.prefill_ticks and row.written_tokens >= row.limit_tokens
+        return not row.prefill_ticks and row.outputs > 0 and row.written_tokens >= row.limit_tokens
 
     def _prefill(self, row: MockRow) -> None:
         """One loop of one chunk; the last loop of the last chunk samples the first output."""
@@ -288,6 +290,10 @@ class MockPump:
     def _top(self, token: int, k: int) -> list[int]:
         """`k` alternatives, the chosen token first."""
         return [(token + rank) % self._facts.vocab_size for rank in range(k)]
+
+    def _start_at_head(self, row: MockRow) -> None:
+        row.first_token_s = self._clock()
+        self._sample(row)
 
     def _decode(self, row: MockRow) -> None:
         row.written_tokens += 1

@@ -47,6 +47,11 @@ class PrefixPolicy:
     def may_hit(self, prompt_logprobs: int) -> bool:
         return self.is_on and prompt_logprobs < 0
 
+    def may_keep_head(self, submit: Submit) -> bool:
+        """Its prompt is whole pages and its first token is wanted: a repeat may start at the LM head."""
+        is_whole = len(submit.prompt) // 4 % self.page_tokens == 0
+        return is_whole and submit.sampling.max_tokens > 0 and self.may_hit(submit.sampling.prompt_logprobs)
+
     def session(self, submit: Submit) -> tuple[str, str] | None:
         """Whose pin the request's prompt becomes when it ends; salted, so that tenants don't meet."""
         if not submit.session_id or not self.is_on or self.pin_s == 0:

@@ -85,7 +85,8 @@ class Unit:
         self.table = SlotTable(up.facts.slots)
         self.prefix = prefix_policy(config, up.facts)
         limits = CacheLimits(self.prefix.reserve_pages, self.prefix.pin_s, self.prefix.pin_pages)
-        self.leases = Leases(self.table, reserve_rule(config.scheduler, up.facts), up.facts.total_pages, limits)
+        rule = reserve_rule(config.scheduler, up.facts)
+        self.leases = Leases(self.table, rule, up.facts.total_pages, limits, up.facts.kept_heads)
         self.plans = PlanOutbox(sender, up.epoch, control_epoch)
         host_pages = up.facts.host_pages if config.scheduler.preemption else 0
         self.preemption = Preemption(
@@ -149,7 +150,8 @@ class Unit:
         if join.imports is None and self.prefix.may_hit(join.sampling.prompt_logprobs):
             prompt_tokens = len(join.prompt) // 4
             self.totals.prefix_query_tokens += prompt_tokens
-            self.totals.prefix_hit_tokens += min(join.prefix_tokens, prompt_tokens - 1)
+            computed_at_least = 0 if join.head_from >= 0 else 1
+            self.totals.prefix_hit_tokens += min(join.prefix_tokens, prompt_tokens - computed_at_least)
 
     def report(self, report: StepReport, now_s: float) -> bool:
         """Apply a report: rows that moved first, then those that are saved, then slots that are free, as one row may be
@@ -186,7 +188,14 @@ class Unit:
         slot = self._take(admit, admit.submit.sampling.max_tokens)
         if imports is not None:
             self._importing.add(slot)
-        lease = self.leases.open(slot, admit.pages, admit.keys, admit.most_hits, self.prefix.session(admit.submit))
+        lease = self.leases.open(
+            slot,
+            admit.pages,
+            admit.keys,
+            admit.most_hits,
+            self.prefix.session(admit.submit),
+            may_keep_head=imports is None and self.prefix.may_keep_head(admit.submit),
+        )
         self.plans.join(self._join(admit, slot, lease, imports=imports))
 
     def compute(self, admit: Admit, exports: Export) -> None:
@@ -220,6 +229,8 @@ class Unit:
             queue_ms=admit.queue_ms,
             imports=imports,
             exports=exports,
+            head_from=lease.head_from,
+            head_to=lease.head_to,
         )
 
     def withdraw(self, rid: int, reason: str, message: str, now_s: float, *, is_silent: bool = False) -> None:

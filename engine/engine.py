@@ -72,6 +72,8 @@ if TYPE_CHECKING:
     from epicycle.engine.graphs import CaptureReport
     from epicycle.engine.kernels.triton_ops import TritonOps
 
+KEPT_HEADS = 256  # head rows of prompts that may be repeated; a few MiB
+
 Progress = Callable[[str], None]
 
 
@@ -92,7 +94,7 @@ class Engine:
         self.rule_name = rule_name_of(options, files, self.spec)
         self.rule_entry = exits.RULES[self.rule_name]
         self.rule = exits.load(self.rule_name, rule_setup(options, files, self.spec, self.device))
-        self.heads = HeadRows(plan.slots, self.spec.hidden_size, pool.k.dtype, self.device)
+        self.heads = HeadRows(plan.slots + KEPT_HEADS, self.spec.hidden_size, pool.k.dtype, self.device)
         self._row_tile = row_tile
         self.weights_checksum = ""
         self.ops_line = f"{row_tile} rows at once"
@@ -334,5 +336,6 @@ class Engine:
             graph_ms=round(self.capture.seconds * 1e3) if self.capture else 0,
             host_pages=self._mover.total_pages,
             plan_terms=self.plan.terms(),
+            kept_heads=KEPT_HEADS,
             transfer=facts_of(self, self._transfer_config, fingerprint) if self.port is not None else None,
         )

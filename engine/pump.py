@@ -292,7 +292,12 @@ class Pump:
         resident, pages = row.resident, unpack_list(I32, resume.pages)
         assert resume.limit_tokens <= len(pages) * self._pool.page_tokens, "a lease needs the pages of its positions"
         join = msgspec.structs.replace(
-            resident.join, slot=resume.slot, gen=resume.gen, pages=resume.pages, limit_tokens=resume.limit_tokens
+            resident.join,
+            slot=resume.slot,
+            gen=resume.gen,
+            pages=resume.pages,
+            limit_tokens=resume.limit_tokens,
+            head_to=-1,  # it may be somebody else's by now
         )
         resident.come_back(join, pages)
         self._slots.join(join, unpack_list(I32, join.prompt), resident.params)

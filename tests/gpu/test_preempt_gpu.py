@@ -1,4 +1,4 @@
-"""Rows that leave a GPU and come back have the bits of solo runs; copies of pages arrive, in order, and nobody waits."""
+"""Rows that leave a GPU and come back have the bits of solo runs; copies of pages arrive in order, nobody waits."""
 
 from __future__ import annotations
 

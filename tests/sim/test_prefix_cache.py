@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from epicycle.actors.mock_model import KEPT_HEADS
 from tests.sim.world import LOOPS, World, expected_tokens, make_config
 
 
@@ -33,10 +36,47 @@ def test_repeats_start_at_the_first_token_that_is_not_cached() -> None:
     world.assert_empty()
 
 
-def test_a_whole_repeat_computes_its_last_token_alone() -> None:
+def test_a_repeat_of_whole_pages_starts_at_the_head_and_computes_nothing() -> None:
     world = cached()
-    assert [0, 63] == [ask(world, 64), ask(world, 64)]
-    assert LOOPS * 65 == world.counter('core_row_loops_total{kind="prompt"}')
+    rids = [world.gateway.submit(64, 5) for _ in range(2)]
+    world.finish(*rids)
+    assert [0, 64, 64] == [*(world.heard(rid).cached_tokens for rid in rids), ask(world, 64)]
+    assert LOOPS * 64 == world.counter('core_row_loops_total{kind="prompt"}')
+    assert 2 * 64 == world.counter("prefix_hit_tokens_total")
+    assert [expected_tokens(64, 5)] * 2 == [world.heard(rid).tokens for rid in rids]
+    world.assert_empty()
+
+
+def test_a_whole_repeat_whose_head_has_given_way_computes_its_last_token_alone() -> None:
+    world = cached()
+    ask(world, 64)
+    for first in range(100, 100 + KEPT_HEADS):
+        ask(world, list(range(first, first + 16)))
+    assert [63, 64] == [ask(world, 64), ask(world, 64)]
+
+
+def test_heads_are_forgotten_with_the_cache_and_kept_apart_by_salt() -> None:
+    world = cached()
+    assert [0, 0, 64] == [ask(world, 64), ask(world, 64, cache_salt="other"), ask(world, 64)]
+    world.gateway.reset_cache(1)
+    assert [0, 64] == [ask(world, 64), ask(world, 64)]
+
+
+@pytest.mark.parametrize("fields", [{"max_tokens": 0}, {"prompt_logprobs": 1}])
+def test_who_wants_more_of_the_prompt_than_its_end_does_not_start_at_the_head(fields: dict[str, int]) -> None:
+    world = cached()
+    ask(world, 64)
+    asked: dict[str, Any] = {"max_tokens": 2} | fields
+    assert (0 if "prompt_logprobs" in fields else 63) == ask(world, 64, **asked)
+
+
+def test_a_prompt_that_is_cancelled_leaves_no_head() -> None:
+    world = cached(chunk_tokens=16)
+    rid = world.gateway.submit(64, 4)
+    world.step(6)
+    world.gateway.cancel(rid)
+    assert ["cancelled"] == world.finish(rid)
+    assert [0, 64] == [ask(world, 64), ask(world, 64)]
 
 
 def test_a_request_that_ends_with_its_first_token_leaves_its_prompt_behind() -> None:
@@ -143,7 +183,7 @@ def test_live_requests_take_cached_pages_and_the_oldest_go_first() -> None:
     ask(world, new)
     assert (6, 2) == (world.counter('kv_pages{state="prefix"}'), world.counter('kv_pages{state="free"}'))
     ask(world, list(range(300, 330)), 35)  # 4 pages
-    assert [47, 16] == [ask(world, new), ask(world, old)]
+    assert [48, 16] == [ask(world, new), ask(world, old)]
     world.assert_empty()
 
 

@@ -49,6 +49,7 @@ class Capabilities(Wire, frozen=True):
     graph_ms: int = 0  # that capturing took
     host_pages: int = 0  # pages' worth of host memory for preempted rows
     plan_terms: dict[str, int] = {}  # of the pool plan, by name; `plan_line` says the same in words
+    kept_heads: int = 0  # head rows behind those of the slots, for prompts that may be repeated
 
 
 class Hello(Wire, frozen=True, tag=40):

@@ -40,3 +40,16 @@ async def test_a_conversation_continues_from_its_cached_turns(live: LiveServer, 
     prompts = sum(answer.usage["prompt_tokens"] for answer in (first, second, cold))
     name = 'epicycle_core_row_loops_total{kind="prompt"}'
     assert LOOPS * (prompts - cached(second)) == after[name] - before[name]
+
+
+async def test_a_repeat_of_whole_pages_starts_at_the_head(live: LiveServer, calls: Calls) -> None:
+    asked: dict[str, Any] = {"prompt": list(range(40, 72)), "max_tokens": 9, "temperature": 0.9, "seed": 3}
+    name = 'epicycle_core_row_loops_total{kind="prompt"}'
+    cold = await calls.complete(**asked, cache_salt="other")
+    await calls.complete(**asked, cache_salt="head")
+    before = await live.settled()
+    again = await calls.complete(**asked, cache_salt="head")
+    after = await live.settled()
+    assert 32 == cached(again)
+    assert 0 == after[name] - before[name]
+    assert cold.choice == again.choice
