@@ -1,4 +1,4 @@
-"""`Offline` over two engines: one computes prompts, the other decodes them, joined by copies inside this process.
+"""`Offline` over two engines: one computes prompts, the other decodes them, joined by a connector in this process.
 
 Owns a scheduler of a few lines for the engine that computes prompts, and the transfers between the two. What comes out
 is read as from `Offline`.
@@ -79,8 +79,16 @@ class _Prompts:
 class SplitOffline(Offline):
     """`prefill` computes the prompts of what `engine` decodes. `close` ends the transfers' threads."""
 
-    def __init__(self, engine: Engine, prefill: Engine, *, grow_tokens: int = 0, prefix_cache: bool = False) -> None:
-        fabric, limits = LocalFabric(), TransferConfig(connector="copy")
+    def __init__(
+        self,
+        engine: Engine,
+        prefill: Engine,
+        limits: TransferConfig,
+        *,
+        grow_tokens: int = 0,
+        prefix_cache: bool = False,
+    ) -> None:
+        fabric = LocalFabric()
         receivers = {
             name: cast("Receiver[ToPeer]", fabric.bind(name, 1, "transfer", ToPeer)) for name in (PREFILL, DECODE)
         }

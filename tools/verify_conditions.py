@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
 from epicycle.tools.engine_options import has_option
+
+NIXL_MODULES = ("nixl", "nixl_cu13", "nixl_cu12")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +22,7 @@ class Condition:
 
     `is_staggered`: requests arrive in a shuffled order, some ticks apart. `grow_tokens`: leases grow by so much.
     `is_warm`: prompts that begin as the trials' do have been served before, and their pages are shared.
-    `is_split`: another engine computes the prompts, and their KV is handed over.
+    `is_split`: another engine computes the prompts, and their KV is handed over by `connector`.
     `is_preempted`: again and again somebody is saved on the host, at any loop, and goes on elsewhere.
     """
 
@@ -29,6 +32,7 @@ class Condition:
     grow_tokens: int = 0
     is_warm: bool = False
     is_split: bool = False
+    connector: str = "copy"
     is_preempted: bool = False
     needs_gpu: bool = False
 
@@ -47,6 +51,7 @@ CONDITIONS: dict[str, Condition] = {
     "chunk-256": Condition(options={"prompt_chunk_tokens": 256}),
     "chunk-2048": Condition(options={"prompt_chunk_tokens": 2048}),
     "split": Condition(is_split=True),
+    "split-nixl": Condition(is_split=True, connector="nixl"),
     "split-prefix-hits": Condition(is_split=True, is_warm=True, is_staggered=True),
     "split-poison": Condition(options={"poison": True}, is_split=True, is_staggered=True),
     "poison": Condition(options={"poison": True}),
@@ -65,6 +70,8 @@ def skip_reason(condition: Condition, device: str) -> str:
         return f"this engine has no option {', '.join(missing)}"
     if condition.needs_gpu and device != "cuda":
         return f"it means nothing on {device}: a tick there is complete when it returns"
+    if condition.connector == "nixl" and not any(map(find_spec, NIXL_MODULES)):
+        return "NIXL isn't installed: pip install 'epicycle[nixl]'"
     return ""
 
 

@@ -22,7 +22,7 @@ from epicycle.tools.offline_split import SplitOffline
 from epicycle.tools.verify_compare import Outcome, outcome_of
 from epicycle.tools.verify_conditions import Condition
 from epicycle.tools.verify_tensors import KvCopy, copy_kv
-from epicycle.transport.config import EngineConfig
+from epicycle.transport.config import EngineConfig, TransferConfig
 from epicycle.transport.wire.request import LoopBounds, Sampling
 
 PREEMPTIONS_PER_STEP = 0.15
@@ -107,7 +107,8 @@ class Party:
         if prefill is None:
             self._offline = Offline(engine, grow_tokens=grow_tokens, prefix_cache=is_warm)
         else:
-            self._offline = SplitOffline(engine, prefill, grow_tokens=grow_tokens, prefix_cache=is_warm)
+            limits = TransferConfig(connector=condition.connector)
+            self._offline = SplitOffline(engine, prefill, limits, grow_tokens=grow_tokens, prefix_cache=is_warm)
         self._watched: tuple[int, KvWatch] | None = None
         self._condition = condition
         self._company = company
