@@ -72,8 +72,6 @@ class Ledger:
         self._rows: dict[Hashable, list[int]] = {}
         self._holds: dict[int, tuple[Hold, tuple[int, ...]]] = {}
         self._next_hold = 1
-        self._freed: dict[int, None] = {}
-        self._high_water_pages = 0
 
     @property
     def total_pages(self) -> int:
@@ -86,14 +84,6 @@ class Ledger:
     @property
     def used_pages(self) -> int:
         return self.total_pages - self.free_pages
-
-    @property
-    def high_water_pages(self) -> int:
-        """The most pages that were ever in use at once."""
-        return self._high_water_pages
-
-    def owns(self, owner: Hashable) -> bool:
-        return owner in self._rows
 
     def pages_of(self, owner: Hashable) -> tuple[int, ...]:
         """The owner's page table in position order; empty for an unknown owner."""
@@ -153,14 +143,6 @@ class Ledger:
         _, pages = self._holds.pop(number, (None, ()))
         self._let_go(pages)
 
-    def drain_freed(self) -> tuple[int, ...]:
-        """Pages freed since the last drain that are still free, for the engine to poison.
-
-        A page claimed again in between is left out: it is its new owner's, and poison would hurt.
-        """
-        freed, self._freed = tuple(self._freed), {}
-        return freed
-
     def census(self) -> Census:
         """Count every page, O(pages + holders); for idle moments and tests. Never raises: see `Census.is_even`."""
         live = Counter(page for table in self._rows.values() for page in table)
@@ -201,8 +183,6 @@ class Ledger:
         taken = [self._free.pop() for _ in range(fresh_pages)]
         for page in taken:
             self._refs[page] = 1
-            self._freed.pop(page, None)
-        self._high_water_pages = max(self._high_water_pages, self.used_pages)
         return taken
 
     def _let_go(self, pages: Iterable[int]) -> None:
@@ -212,4 +192,3 @@ class Ledger:
             assert self._refs[page] >= 0, page
             if self._refs[page] == 0:
                 self._free.append(page)
-                self._freed[page] = None

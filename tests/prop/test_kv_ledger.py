@@ -24,7 +24,6 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger = Ledger(TOTAL_PAGES)
         self.tables: dict[int, tuple[int, ...]] = {}
         self.holds: dict[int, tuple[Hold, tuple[int, ...]]] = {}
-        self.high_water = 0
 
     def counts(self) -> Counter[int]:
         counts = Counter(page for table in self.tables.values() for page in table)
@@ -78,13 +77,6 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger.drop(number)
         self.holds.pop(number, None)
 
-    @rule()
-    def drain(self) -> None:
-        freed = self.ledger.drain_freed()
-        assert len(set(freed)) == len(freed)
-        assert not set(freed) & self.counts().keys()
-        assert () == self.ledger.drain_freed()
-
     @invariant()
     def counts_are_the_holders(self) -> None:
         counts = self.counts()
@@ -115,11 +107,6 @@ class LedgerMachine(RuleBasedStateMachine):
             census.prefix_only_pages,
             census.snapshotting_pages,
         ]
-
-    @invariant()
-    def high_water_is_the_largest_use(self) -> None:
-        self.high_water = max(self.high_water, len(self.counts()))
-        assert self.high_water == self.ledger.high_water_pages
 
     def held_by(self, kind: Hold) -> set[int]:
         return {page for held, pages in self.holds.values() if held is kind for page in pages}
