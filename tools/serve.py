@@ -44,9 +44,9 @@ def _check_model(config: Config) -> None:
 def _announce(config: Config, instance: Instance) -> None:
     host = f"[{instance.host}]" if ":" in instance.host else instance.host
     specs = executor_specs(config)
-    executors = f", executors {', '.join(map(str, specs))}" if len(specs) > 1 else ""
-    text = f"epicycle {instance.version} serves {config.engine.model} at http://{host}:{instance.port}"
-    print(text + executors, flush=True)
+    executors = f" with {', '.join(map(str, specs))}" if len(specs) > 1 else ""
+    url = f"http://{host}:{instance.port}"
+    print(f"epicycle {instance.version} serves {config.engine.model}{executors} at {url}", flush=True)
 
 
 def _complain(text: str, exit_code: int) -> int:

@@ -130,6 +130,13 @@ async def test_the_death_of_one_replica_spares_the_requests_of_the_other() -> No
             assert {"done": COUNT} == await again.over(10.0)
 
 
+async def test_executors_that_can_not_exchange_kv_stop_the_start() -> None:
+    with Server("epicycle serve", *MOCK, "--prefill", "cpu", "--decode", "cpu") as server:
+        assert 1 == await asyncio.to_thread(server.wait_exit)
+        assert "split_mismatch: ex" in server.text()
+        assert "its executor can't exchange KV" in server.text()
+
+
 async def test_replicas_share_a_single_process() -> None:
     with Server("epicycle serve", *MOCK, "--single-process", "--replicas", "cpu,cpu") as server:
         server.wait_up()
