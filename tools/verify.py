@@ -20,6 +20,7 @@ from epicycle.engine.engine import Engine
 from epicycle.engine.errors import EngineError
 from epicycle.engine.exits import registry as exits
 from epicycle.engine.hardware import device_name
+from epicycle.engine.kv_copy import first_different
 from epicycle.engine.models.config import read_spec
 from epicycle.engine.models.locate import locate
 from epicycle.engine.setup import resolve_device
@@ -32,7 +33,6 @@ from epicycle.tools.verify_compare import Difference, Outcome, first_difference
 from epicycle.tools.verify_conditions import CONDITIONS, Condition, share, skip_reason
 from epicycle.tools.verify_requests import MixFacts, describe, make_company, make_trials
 from epicycle.tools.verify_run import EngineKeeper, Load, Party, kv_alone, run_alone
-from epicycle.tools.verify_tensors import first_different
 from epicycle.transport.config import EngineConfig
 
 PROMPT_CHUNKS = 2.5  # default longest prompt, in chunks

@@ -16,12 +16,12 @@ import msgspec
 
 from epicycle.engine.engine import Engine
 from epicycle.engine.hardware import give_back_memory
+from epicycle.engine.kv_copy import KvCopy, copy_kv
 from epicycle.engine.setup import resolve_device
 from epicycle.tools.offline import Offline, Reply, Request
 from epicycle.tools.offline_split import SplitOffline
 from epicycle.tools.verify_compare import Outcome, outcome_of
 from epicycle.tools.verify_conditions import Condition
-from epicycle.tools.verify_tensors import KvCopy, copy_kv
 from epicycle.transport.config import EngineConfig, TransferConfig
 from epicycle.transport.wire.request import LoopBounds, Sampling
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from epicycle.engine.kv_copy import KvCopy, TensorPlace, copy_kv, first_different
 from epicycle.engine.pool import KvPool
 from epicycle.kvstore.geometry import KvGeometry
 from epicycle.kvstore.layouts import build_layout
-from epicycle.tools.verify_tensors import KvCopy, TensorPlace, copy_kv, first_different
 
 POSITIONS, TABLE = 10, (3, 0, 2)
 
