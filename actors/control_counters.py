@@ -28,7 +28,10 @@ def counters(admission: Admission, scheduler: Scheduler, kv: KvActor, refused_ve
     found |= {f'rejections_total{{code="{code}"}}': n for code, n in admission.rejections.items()}
     for name in names or [""]:
         totals, unit = scheduler.totals.get(name, UnitTotals()), units.get(name)
-        evicted = {"prefix_evicted_pages_total": totals.evicted_pages + (unit.leases.evicted_pages if unit else 0)}
+        evicted = {
+            "prefix_evicted_pages_total": totals.evicted_pages + (unit.leases.evicted_pages if unit else 0),
+            "prefix_spilled_pages_total": totals.spilled_pages + (unit.leases.spilled_pages if unit else 0),
+        }
         for key, value in (_of_totals(totals) | evicted | _of_unit(unit) | _of_pool(name, unit, kv)).items():
             found[_labelled(key, name) if len(names) > 1 else key] = value
     return found
@@ -53,6 +56,7 @@ def _of_totals(totals: UnitTotals) -> dict[str, float]:
         "preemption_refusals_total": totals.preemption.refusals,
         "prefix_query_tokens_total": totals.prefix_query_tokens,
         "prefix_hit_tokens_total": totals.prefix_hit_tokens,
+        "prefix_host_hit_tokens_total": totals.host_hit_tokens,
         'stale_messages_total{actor="pump"}': total("stale_messages"),
     }
     bounds = (*ROWS_PER_TICK_BOUNDS, "+Inf")
@@ -78,6 +82,7 @@ def _of_pool(name: str, unit: Unit | None, kv: KvActor) -> dict[str, float]:
     leases = unit.leases
     free, total = unit.preemption.host_pages
     host: dict[str, float] = {'host_pages{state="free"}': free, 'host_pages{state="saved"}': total - free}
+    host['host_pages{state="prefix"}'] = leases.host_prefix_pages
     host |= {f'kv_plan{{term="{term}"}}': value for term, value in unit.plan_terms.items()}
     return host | kv.gauges(name, leases.free_pages, leases.total_pages, leases.prefix_pages)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from epicycle.actors.slot_table import SlotTable
 from epicycle.kvstore.head_index import HeadIndex
+from epicycle.kvstore.host_tier import HostTier
 from epicycle.kvstore.ledger import Census
 from epicycle.kvstore.page_pool import PagePool
 from epicycle.kvstore.reserve import ReserveRule, pages_for
@@ -51,6 +52,7 @@ class Lease:
     prefix_tokens: int
     head_from: int = -1  # as in Join, and so is the next one
     head_to: int = -1
+    host_pages: bytes = b""
 
 
 class Leases:
@@ -63,12 +65,16 @@ class Leases:
         total_pages: int,
         limits: CacheLimits = CacheLimits(),
         kept_heads: int = 0,
+        tier: HostTier | None = None,
     ) -> None:
         self._table = table
         self._rule = rule
         self._limits = limits
         self._pool = PagePool(total_pages, limits.reserve_pages)
         self._heads = HeadIndex(len(table.rids), kept_heads)  # the rows behind those of the slots
+        self._tier = tier if tier is not None else HostTier(0, 0, 0)
+        self._loading: dict[int, Sequence[bytes]] = {}  # by slot: keys whose host pages its row is copied from
+        self._spills: list[tuple[int, int]] = []  # (page, host page)
         self._keeping: dict[int, bytes] = {}  # by slot: the key whose head row its prompt writes
         self._sessions: dict[int, Hashable] = {}  # by slot
         self._held = [0] * len(table.rids)
@@ -139,22 +145,64 @@ class Leases:
         session: Hashable = None,
         *,
         may_keep_head: bool = False,
+        may_load: bool = False,
     ) -> Lease:
         """Claim a new row's pages, which are known to be there; cached ones of `keys[:most_hits]` are shared.
 
-        `may_keep_head`: the prompt is whole pages. Where its head row is kept nothing of it is computed.
+        `may_keep_head`: the prompt is whole pages. Where its head row is kept nothing of it is computed. `may_load`:
+        pages behind the cached ones may come from the host.
         """
         head_from, head_to = self._head_rows(slot, keys) if may_keep_head and keys else (-1, -1)
         if head_from >= 0:
             most_hits = len(keys)  # no page of the prompt is written again
+        on_host = self._lock_on_host(slot, keys[:most_hits]) if may_load else []
         table = self._pool.claim(slot, pages, keys, most_hits, is_urgent=True)
+        self._spill()
         self._held[slot] = pages
         if session is not None:
             self._sessions[slot] = session
         self._watch(slot)
         page_tokens = self._rule.page_tokens
-        prefix_tokens = self._pool.hits_of(slot) * page_tokens
-        return Lease(pack(I32, table), pages * page_tokens, prefix_tokens, head_from, head_to)
+        prefix_tokens = (self._pool.hits_of(slot) + len(on_host)) * page_tokens
+        return Lease(
+            pack(I32, table), pages * page_tokens, prefix_tokens, head_from, head_to, host_pages=pack(I32, on_host)
+        )
+
+    def _lock_on_host(self, slot: int, keys: Sequence[bytes]) -> list[int]:
+        """Host pages of the keys that follow those the pool has; they stay until the row has its prompt."""
+        behind = keys[self.known(keys) :]
+        found = behind[: self._tier.hits(behind)]
+        if found:
+            self._loading[slot] = found
+        return self._tier.lock(found)
+
+    def _unlock_on_host(self, slot: int) -> None:
+        self._tier.unlock(self._loading.pop(slot, ()))
+
+    def _spill(self) -> None:
+        """Cached pages that were just given up go to the host, as far as there is room."""
+        for key, page in self._pool.take_evicted():
+            host_page = self._tier.spill(key)
+            if host_page is not None:
+                self._spills.append((page, host_page))
+
+    def take_spills(self) -> list[tuple[int, int]]:
+        """(page, host page) to copy before anybody writes what was claimed since the last call."""
+        spills, self._spills = self._spills, []
+        return spills
+
+    def spills_arrived(self, pages: int) -> None:
+        """So many spilled pages have arrived on the host, of all there ever were."""
+        self._tier.arrived(pages)
+
+    @property
+    def spilled_pages(self) -> int:
+        return self._tier.spilled_pages
+
+    @property
+    def host_prefix_pages(self) -> int:
+        """Cached pages on the host."""
+        return len(self._tier)
 
     def _head_rows(self, slot: int, keys: Sequence[bytes]) -> tuple[int, int]:
         """(row to start from, row to write), -1 for none."""
@@ -177,6 +225,7 @@ class Leases:
         for slot in slots:
             self._pool.publish(slot)
             self._settle_head(slot, is_written=True)
+            self._unlock_on_host(slot)
 
     def expire(self, now_s: float) -> None:
         """Let go of sessions whose time is over."""
@@ -185,6 +234,7 @@ class Leases:
     def reset_cache(self) -> int:
         """Forget every prefix; how many pages that freed."""
         self._heads.reset()
+        self._tier.reset()
         return self._pool.reset()
 
     def note(self, slots: Iterable[int]) -> None:
@@ -254,6 +304,7 @@ class Leases:
 
     def _forget(self, slot: int) -> None:
         self._settle_head(slot, is_written=False)
+        self._unlock_on_host(slot)
         self._grow_at[slot] = NEVER
         for rows in (self._growing, self._hungry, self._ending):
             rows.discard(slot)
@@ -284,6 +335,7 @@ class Leases:
             table.tokens[slot], self._held[slot], table.prompt_tokens[slot], self._outputs(slot)
         )
         pages = self._pool.grow(slot, min(wanted, self._growth_pages), is_urgent=True)
+        self._spill()
         self._held[slot] += len(pages)
         self._watch(slot)
         if table.tokens[slot] <= self._grow_at[slot]:

@@ -17,6 +17,7 @@ from epicycle.transport.wire.request import LoopBounds
 FIRST_LETTER_ID = 67  # "a" in the embedded tokenizer; the 26 letters follow one another
 LETTERS = 26
 KEPT_HEADS = 8
+MOST_SPILLS = 3
 DEFAULT_EXIT_RULES = {"ouro": "ouro", "huginn_raven": "latent_diff", "nanbeige": "fixed"}
 
 
@@ -85,6 +86,8 @@ def mock_capabilities(config: Config) -> Capabilities:
         prompt_chunk_tokens=engine.prompt_chunk_tokens or 128,
         run_ahead_ticks=1,
         host_pages=config.executor.mock_host_pages,
+        host_prefix_pages=config.executor.mock_host_prefix_pages,
+        most_spills=MOST_SPILLS,
         kept_heads=KEPT_HEADS,
         plan_terms={"total_pages": config.executor.mock_pages, "slots": engine.slots},
         plan_line=f"kv pool: mock, {config.executor.mock_pages} pages of {engine.page_tokens} tokens",

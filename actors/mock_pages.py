@@ -18,12 +18,16 @@ class MockPages:
         self._page_bytes = 4 * page_tokens
         self._contents: dict[int, int] = {}
         self._heads: dict[int, int] = {}  # checksum of the whole prompt by head row
+        self._spilled: dict[int, int | None] = {}  # contents by host page
         self._saved: dict[int, tuple[int, int]] = {}  # by host page: whose, and which page of its table
 
     def join(self, join: Join) -> None:
         """A row takes its pages: those of its prefix hold what its prompt says, the others are its to write."""
         shared = 4 * join.prefix_tokens // self._page_bytes
         pages: list[int] = unpack(I32, join.pages).tolist()
+        loaded: list[int] = unpack(I32, join.host_pages).tolist()
+        for page, host_page in zip(pages[shared - len(loaded) : shared], loaded, strict=True):
+            self._contents[page] = self._spilled[host_page] or 0
         held = [self._contents.get(page) for page in pages[:shared]]
         sums = self._checksums(join)
         assert held == sums[:shared], f"pages {pages[:shared]} don't hold the prompt of {join.rid}"
@@ -39,6 +43,12 @@ class MockPages:
         if join.head_to >= 0:
             self._heads[join.head_to] = self._checksums(join)[-1]
         self._contents.update(zip(unpack(I32, join.pages), self._checksums(join), strict=False))
+
+    def spill(self, pages: list[int], host_pages: list[int]) -> None:
+        """Cached pages are copied to the host; somebody else takes them next."""
+        for page, host_page in zip(pages, host_pages, strict=True):
+            assert page in self._contents, f"page {page} holds no prompt"
+            self._spilled[host_page] = self._contents[page]
 
     def save(self, rid: int, host_pages: list[int]) -> None:
         """The pages of a row's table are copied to these."""

@@ -96,12 +96,15 @@ class MockPump:
         self._forget_rows()
         self._control_epoch = control_epoch
         self._plan_seq = 0
+        self.counters.spilled_pages = 0
         self._has_report = True
 
     def apply(self, plan: Plan) -> None:
         if plan.epoch != self._epoch:
             self.counters.stale_messages += 1
             return
+        self._pages.spill(unpack_list(I32, plan.spilled_pages), unpack_list(I32, plan.spilled_to))
+        self.counters.spilled_pages += len(plan.spilled_pages) // 4
         for drop in plan.drops:
             self._drop(drop)
         for resume in plan.resumes:
@@ -193,6 +196,8 @@ class MockPump:
             written_tokens=cached_tokens,
             joined_s=self._clock(),
         )
+        if join.host_pages:
+            self._shelf.come(join.slot, self._rows[join.slot])
         self.counters.prompt_tokens += len(prompt)
         if cached_tokens:
             hit = PrefixHit(self._epoch, join.rid, cached_tokens)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from epicycle.transport.errors import LinkFull
 from epicycle.transport.link import Sender
+from epicycle.transport.wire.columns import I32, pack
 from epicycle.transport.wire.plan import Drop, Evict, Grow, Join, Plan, Reset, Resume
 
 JOIN_BYTES = 16 << 20  # prompts and tables of one Plan; a frame holds 64 MiB
@@ -28,6 +29,7 @@ class PlanOutbox:
         self._evicts: dict[int, Evict] = {}
         self._resumes: dict[int, Resume] = {}
         self._drops: list[Drop] = []
+        self._spills: list[tuple[int, int]] = []
         self._is_refused = False
 
     @property
@@ -36,7 +38,7 @@ class PlanOutbox:
 
     @property
     def _has_changes(self) -> bool:
-        return bool(self._joins or self._grows or self._evicts or self._resumes or self._drops)
+        return bool(self._joins or self._grows or self._evicts or self._resumes or self._drops or self._spills)
 
     def is_unsent(self, slot: int) -> bool:
         """The executor has not been told of the row in `slot`."""
@@ -65,6 +67,10 @@ class PlanOutbox:
     def drop(self, drop: Drop) -> None:
         self._count()
         self._drops.append(drop)
+
+    def spill(self, spills: list[tuple[int, int]]) -> None:
+        """(page, host page) to copy before anything else of the plan; what claims the page is in this plan or later."""
+        self._spills += spills
 
     def take_back(self, slot: int) -> Resume | None:
         """Take back a resume that was not sent; None when it was."""
@@ -106,11 +112,14 @@ class PlanOutbox:
             control_epoch=self._control_epoch,
             resumes=list(self._resumes.values()),
             drops=self._drops.copy(),
+            spilled_pages=pack(I32, [page for page, _ in self._spills]),
+            spilled_to=pack(I32, [host_page for _, host_page in self._spills]),
         )
         self.sender.send(plan)
         self.plans += 1
         self._resumes.clear()
         self._drops.clear()
+        self._spills.clear()
         self._grows.clear()
         self._evicts.clear()
         for join in joins:

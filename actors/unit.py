@@ -30,6 +30,7 @@ from epicycle.actors.preemption import Newcomer, Preemption, PreemptionCounts
 from epicycle.actors.prefix_policy import prefix_policy
 from epicycle.actors.slot_table import SlotTable
 from epicycle.actors.step_reports import ReportTotals
+from epicycle.kvstore.host_tier import HostTier
 from epicycle.kvstore.ledger import Census
 from epicycle.kvstore.reserve import pages_for
 from epicycle.transport.config import Config
@@ -49,7 +50,9 @@ class UnitTotals:
     reports: ReportTotals = field(default_factory=ReportTotals)
     yielded_rows: int = 0
     preemption: PreemptionCounts = field(default_factory=PreemptionCounts)
-    evicted_pages: int = 0  # of earlier epochs
+    host_hit_tokens: int = 0  # of those, the ones whose KV comes back from the host
+    evicted_pages: int = 0  # of earlier epochs, and so is the next one
+    spilled_pages: int = 0
     prefix_query_tokens: int = 0  # prompt tokens of joins that could have found a prefix
     prefix_hit_tokens: int = 0  # of those, the ones that are not computed
     stale_messages: int = 0
@@ -86,7 +89,8 @@ class Unit:
         self.prefix = prefix_policy(config, up.facts)
         limits = CacheLimits(self.prefix.reserve_pages, self.prefix.pin_s, self.prefix.pin_pages)
         rule = reserve_rule(config.scheduler, up.facts)
-        self.leases = Leases(self.table, rule, up.facts.total_pages, limits, up.facts.kept_heads)
+        tier = HostTier(up.facts.host_pages, up.facts.host_prefix_pages, up.facts.most_spills)
+        self.leases = Leases(self.table, rule, up.facts.total_pages, limits, up.facts.kept_heads, tier)
         self.plans = PlanOutbox(sender, up.epoch, control_epoch)
         host_pages = up.facts.host_pages if config.scheduler.preemption else 0
         self.preemption = Preemption(
@@ -141,6 +145,7 @@ class Unit:
         """Bring back saved requests, as admission has seen the room, and offer the pending Plan to the link; requests
         whose Join is on its way are accepted."""
         self.preemption.resume()
+        self.plans.spill(self.leases.take_spills())
         for join in self.plans.flush():
             self._count_prefix(join)
             if join.exports is None:
@@ -151,6 +156,7 @@ class Unit:
             prompt_tokens = len(join.prompt) // 4
             self.totals.prefix_query_tokens += prompt_tokens
             computed_at_least = 0 if join.head_from >= 0 else 1
+            self.totals.host_hit_tokens += len(join.host_pages) // 4 * self.prefix.page_tokens
             self.totals.prefix_hit_tokens += min(join.prefix_tokens, prompt_tokens - computed_at_least)
 
     def report(self, report: StepReport, now_s: float) -> bool:
@@ -160,6 +166,7 @@ class Unit:
             self.totals.stale_messages += 1
             return False
         self.totals.reports.update(report)
+        self.leases.spills_arrived(report.spilled_pages)
         table, leases = self.table, self.leases
         slots = unpack(I32, report.slots)
         saved = [unpack(I32, column) for column in (report.saved_slots, report.saved_gens, report.saved_tokens)]
@@ -195,6 +202,7 @@ class Unit:
             admit.most_hits,
             self.prefix.session(admit.submit),
             may_keep_head=imports is None and self.prefix.may_keep_head(admit.submit),
+            may_load=imports is None,
         )
         self.plans.join(self._join(admit, slot, lease, imports=imports))
 
@@ -231,6 +239,7 @@ class Unit:
             exports=exports,
             head_from=lease.head_from,
             head_to=lease.head_to,
+            host_pages=lease.host_pages,
         )
 
     def withdraw(self, rid: int, reason: str, message: str, now_s: float, *, is_silent: bool = False) -> None:
@@ -274,6 +283,7 @@ class Unit:
         self.plans.sender.close()
         self.totals.reports.end_epoch()
         self.totals.evicted_pages += self.leases.evicted_pages
+        self.totals.spilled_pages += self.leases.spilled_pages
         exported = {self.table.rids[slot] for slot in self._exporting}
         for rid, gateway in self.requests:
             if rid not in exported:

@@ -36,6 +36,7 @@ from epicycle.engine.setup import (
     PROMPT_CHUNK_TOKENS,
     attention_of,
     host_pages,
+    host_prefix_pages,
     make_layout,
     make_ops,
     make_slots,
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from epicycle.engine.graphs import CaptureReport
     from epicycle.engine.kernels.triton_ops import TritonOps
 
+STAGING_PAGES = 16  # of cached prefixes on their way to the host at once
 KEPT_HEADS = 256  # head rows of prompts that may be repeated; a few MiB
 
 Progress = Callable[[str], None]
@@ -100,7 +102,9 @@ class Engine:
         self.ops_line = f"{row_tile} rows at once"
         self.port: TransferPort | None = None
         self._transfer_config = TransferConfig()
-        self._mover = make_mover(pool, host_pages(options, pool))
+        self._host_pages, self._host_prefix_pages = host_pages(options, pool), host_prefix_pages(options, pool)
+        staging_pages = min(STAGING_PAGES, self._host_prefix_pages)
+        self._mover = make_mover(pool, self._host_pages + self._host_prefix_pages, staging_pages)
         kind = options.tick if options.tick != "auto" else "eager" if self.device.type == "cpu" else "device"
         self._has_device_tick = kind == "device"
         self._most_prompt_rows = most_prompt_rows(options, self.device)
@@ -294,7 +298,7 @@ class Engine:
             raise EngineError("canary_failed", f"the start-up request ended with {ends[0]}, {tokens} tokens")
 
     def _plan_lines(self) -> list[str]:
-        pages = self._mover.total_pages
+        pages = self._host_pages
         host = f"host pages for preempted requests: {pages:,} = {pages * self.plan.page_bytes / GIB:.2f} GiB"
         return [self.plan.line(), host, *([self.capture.line()] if self.capture else [])]
 
@@ -334,7 +338,9 @@ class Engine:
             graphs=self.capture.graphs if self.capture else 0,
             graph_bytes=self.capture.bytes if self.capture else 0,
             graph_ms=round(self.capture.seconds * 1e3) if self.capture else 0,
-            host_pages=self._mover.total_pages,
+            host_pages=self._host_pages,
+            host_prefix_pages=self._host_prefix_pages,
+            most_spills=STAGING_PAGES,
             plan_terms=self.plan.terms(),
             kept_heads=KEPT_HEADS,
             transfer=facts_of(self, self._transfer_config, fingerprint) if self.port is not None else None,

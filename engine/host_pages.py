@@ -1,4 +1,4 @@
-"""Pages outside the device: host memory for rows that have been taken off it, and the copies there and back.
+"""Pages outside the device: host memory for rows and prefixes that were taken off it, and the copies there and back.
 
 Owns that memory, pinned where the device is a GPU, and the order of copies: they run one after the other in the order
 in which they were asked for, so a host page may be given away as soon as its last copy has been asked for. On a GPU
@@ -39,6 +39,10 @@ class PageMover(Protocol):
 
     def save(self, pages: Sequence[int], host_pages: Sequence[int]) -> Copies:
         """The pool's `pages` to `host_pages`, as everything launched so far leaves them."""
+        ...
+
+    def spill(self, pages: Sequence[int], host_pages: Sequence[int]) -> Copies:
+        """As `save`, for pages that whatever is launched next may write."""
         ...
 
     def load(self, host_pages: Sequence[int], pages: Sequence[int]) -> Copies:
@@ -82,6 +86,8 @@ class PlainMover:
             host.index_copy_(0, to, held.index_select(0, at))
         return Complete()
 
+    spill = save
+
     def load(self, host_pages: Sequence[int], pages: Sequence[int]) -> Complete:
         at, to = (torch.tensor(numbers, dtype=torch.int64) for numbers in (host_pages, pages))
         for held, host in self._both():
@@ -106,38 +112,68 @@ class _StreamCopies:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Some of the pages of one call, in one direction."""
+    """Some of the pages of one call, in one direction; `k` and `v` are by pages, the pool's or the staging's."""
 
     copies: _StreamCopies
+    k: Tensor
+    v: Tensor
     pages: Sequence[int]
     host_pages: Sequence[int]
     is_save: bool
 
 
 class StreamMover:
-    """Meets `PageMover` on a GPU. A page of K, or of V, is one run of bytes on either side, so it is one copy."""
+    """Meets `PageMover` on a GPU. A page of K, or of V, is one run of bytes on either side, so it is one copy.
 
-    def __init__(self, pool: KvPool, total_pages: int) -> None:
+    Spilled pages are first copied to one of `staging_pages` on the device, in stream order, so that whoever writes them
+    next needn't wait. Where none of those is free the copy to the host itself is in stream order: right, and slower.
+    """
+
+    def __init__(self, pool: KvPool, total_pages: int, staging_pages: int) -> None:
         self.total_pages = total_pages
         self._pool = pool
         self._host = HostPages(pool, total_pages)
         self._stream = torch.cuda.Stream(pool.device)  # type: ignore[no-untyped-call]
+        shape = (staging_pages, *pool.pages_of(pool.k).shape[1:])
+        self._staging = pool.k.new_empty(shape), pool.v.new_empty(shape)
+        self._free_staging = list(range(staging_pages))
+        self._staged: deque[tuple[_StreamCopies, list[int]]] = deque()
         self._chunk_pages = max(1, CHUNK_BYTES // pool.facts.page_bytes)
         self._waiting: deque[_Chunk] = deque()
         self._in_flight: deque[tuple[torch.cuda.Event, _Chunk]] = deque()
 
     def save(self, pages: Sequence[int], host_pages: Sequence[int]) -> _StreamCopies:
-        return self._ask(pages, host_pages, is_save=True)
+        return self._ask(*self._pool_pages(), pages, host_pages, is_save=True)
 
     def load(self, host_pages: Sequence[int], pages: Sequence[int]) -> _StreamCopies:
-        return self._ask(pages, host_pages, is_save=False)
+        return self._ask(*self._pool_pages(), pages, host_pages, is_save=False)
 
-    def _ask(self, pages: Sequence[int], host_pages: Sequence[int], *, is_save: bool) -> _StreamCopies:
+    def spill(self, pages: Sequence[int], host_pages: Sequence[int]) -> _StreamCopies:
+        if len(pages) > len(self._free_staging):
+            copies = self.save(pages, host_pages)
+            while self._waiting:
+                self._in_flight.append((self._launch(self._waiting[0]), self._waiting.popleft()))
+            torch.cuda.current_stream(self._pool.device).wait_stream(self._stream)
+            return copies
+        staged = [self._free_staging.pop() for _ in pages]
+        for held, staging in zip(self._pool_pages(), self._staging, strict=True):
+            for page, place in zip(pages, staged, strict=True):
+                staging[place].copy_(held[page], non_blocking=True)
+        copies = self._ask(*self._staging, staged, host_pages, is_save=True)
+        self._staged.append((copies, staged))
+        return copies
+
+    def _pool_pages(self) -> tuple[Tensor, Tensor]:
+        return self._pool.pages_of(self._pool.k), self._pool.pages_of(self._pool.v)
+
+    def _ask(
+        self, k: Tensor, v: Tensor, pages: Sequence[int], host_pages: Sequence[int], *, is_save: bool
+    ) -> _StreamCopies:
         self._stream.wait_stream(torch.cuda.current_stream(self._pool.device))
         copies = _StreamCopies(len(pages))
         for first in range(0, len(pages), self._chunk_pages):
             at = slice(first, first + self._chunk_pages)
-            self._waiting.append(_Chunk(copies, pages[at], host_pages[at], is_save))
+            self._waiting.append(_Chunk(copies, k, v, pages[at], host_pages[at], is_save))
         self.advance()
         return copies
 
@@ -145,6 +181,8 @@ class StreamMover:
         while self._in_flight and self._has_arrived(self._in_flight[0][0]):
             _, chunk = self._in_flight.popleft()
             chunk.copies.left -= len(chunk.pages)
+        while self._staged and self._staged[0][0].is_complete():
+            self._free_staging += self._staged.popleft()[1]
         while self._waiting and len(self._in_flight) < CHUNKS_IN_FLIGHT:
             chunk = self._waiting.popleft()
             self._in_flight.append((self._launch(chunk), chunk))
@@ -156,10 +194,9 @@ class StreamMover:
             raise TickError("device_failed", f"the GPU failed in a copy of KV pages: {error}") from error
 
     def _launch(self, chunk: _Chunk) -> torch.cuda.Event:
-        pool = self._pool
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._stream):
-            for held, host in ((pool.pages_of(pool.k), self._host.k), (pool.pages_of(pool.v), self._host.v)):
+            for held, host in ((chunk.k, self._host.k), (chunk.v, self._host.v)):
                 for page, host_page in zip(chunk.pages, chunk.host_pages, strict=True):
                     if chunk.is_save:
                         host[host_page].copy_(held[page], non_blocking=True)
@@ -169,5 +206,8 @@ class StreamMover:
         return event
 
 
-def make_mover(pool: KvPool, total_pages: int) -> PageMover:
-    return StreamMover(pool, total_pages) if pool.device.type == "cuda" else PlainMover(pool, total_pages)
+def make_mover(pool: KvPool, total_pages: int, staging_pages: int) -> PageMover:
+    """`staging_pages`: pages that may be on their way in `spill` at once without holding up what is launched next."""
+    if pool.device.type != "cuda":
+        return PlainMover(pool, total_pages)
+    return StreamMover(pool, total_pages, staging_pages)

@@ -92,6 +92,8 @@ class Pump:
         if plan.epoch != self._out.epoch:
             self.counters.stale_messages += 1
             return
+        if plan.spilled_pages:
+            self._shelf.spill(unpack_list(I32, plan.spilled_pages), unpack_list(I32, plan.spilled_to))
         for drop in plan.drops:
             self._drop(drop)
         for resume in plan.resumes:
@@ -113,6 +115,7 @@ class Pump:
         self._last_gens.clear()
         self._flight.forget_slots()
         self._shelf.clear()
+        self.counters.spilled_pages = 0
         self._handover.reset()
         self._out.clear()
         self._out.control_epoch = control_epoch
@@ -233,6 +236,9 @@ class Pump:
             assert join.prefix_tokens >= len(prompt), "a row starts at the head with its whole prompt in its pages"
             resident.written_tokens = cached = len(prompt)
             self._at_head.append(resident)
+        elif join.host_pages:
+            loaded = unpack_list(I32, join.host_pages)
+            self._shelf.bring_in(resident, loaded, join.prefix_tokens // self._pool.page_tokens - len(loaded))
         else:
             self._prompts.add(resident)
         if join.exports is not None:
@@ -315,6 +321,9 @@ class Pump:
 
     def _turn_shelf(self) -> None:
         saved, back = self._shelf.advance(self._flight.harvested)
+        spilled = self._shelf.spilled()
+        self.counters.spilled_pages += spilled
+        self._out.is_report_due |= spilled > 0
         self._out.freed += self._flight.free_slots()
         for resident in saved:
             self._release(resident)

@@ -153,6 +153,11 @@ def host_pages(options: EngineConfig, pool: KvPool) -> int:
     return min(pool.pages, most_bytes // pool.facts.page_bytes)
 
 
+def host_prefix_pages(options: EngineConfig, pool: KvPool) -> int:
+    """How many pages of cached prefixes host memory holds."""
+    return options.host_prefix_bytes // pool.facts.page_bytes
+
+
 def make_slots(
     slots: int,
     spec: ModelSpec,

@@ -8,6 +8,7 @@ must not know leases, messages, or why a row was taken.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,15 +46,34 @@ class Shelf:
         self._leaving: dict[int, _Leaving] = {}  # by rid
         self._away: dict[int, SavedRow] = {}
         self._coming: dict[int, tuple[Resident, Copies]] = {}
+        self._spills: deque[tuple[Copies, int]] = deque()  # with how many pages each
 
     @property
     def is_busy(self) -> bool:
         """Somebody is on the way."""
-        return bool(self._leaving or self._coming)
+        return bool(self._leaving or self._coming or self._spills)
 
     def clear(self) -> None:
         """Forget everybody. Copies on their way go on and nobody looks at them."""
         self._leaving, self._away, self._coming = {}, {}, {}
+        self._spills.clear()
+
+    def spill(self, pages: Sequence[int], host_pages: Sequence[int]) -> None:
+        """Cached pages that somebody else is about to write."""
+        self._spills.append((self._mover.spill(pages, host_pages), len(pages)))
+
+    def spilled(self) -> int:
+        """Pages of which the copies have arrived since the last call."""
+        pages = 0
+        while self._spills and self._spills[0][0].is_complete():
+            pages += self._spills.popleft()[1]
+        return pages
+
+    def bring_in(self, resident: Resident, host_pages: Sequence[int], first_page: int) -> None:
+        """A new row some of whose prompt lies on the host: it runs once its pages from `first_page` on are filled."""
+        resident.is_parked = True
+        pages = resident.pages[first_page : first_page + len(host_pages)]
+        self._coming[resident.join.rid] = resident, self._mover.load(host_pages, pages)
 
     def park(self, resident: Resident, host_pages: Sequence[int], after_ticks: int) -> None:
         """The row runs no more; save it once so many ticks have been harvested. It may be on its way back still."""

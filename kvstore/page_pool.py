@@ -20,6 +20,7 @@ class PagePool:
         self.ledger = Ledger(total_pages)
         self.index = PrefixIndex(self.ledger)
         self._reserve_pages = reserve_pages
+        self._evicted: list[tuple[bytes, int]] = []
         self._chains: dict[Hashable, Chain] = {}
         self._parked: dict[Hashable, tuple[int, tuple[int, ...]]] = {}  # hold and table of rows being copied out
 
@@ -93,7 +94,12 @@ class PagePool:
     def _make_free(self, pages: int) -> None:
         short = max(0, pages - self.free_pages)
         self.index.unpin_until_idle(short)
-        self.index.evict(short)
+        self._evicted += self.index.evict(short)
+
+    def take_evicted(self) -> list[tuple[bytes, int]]:
+        """(key, page) of cached pages given up since the last call; whoever has the page now hasn't written it yet."""
+        evicted, self._evicted = self._evicted, []
+        return evicted
 
     def publish(self, owner: Hashable) -> None:
         """The owner's full prompt pages hold what their keys say: others may share them from now on."""

@@ -124,14 +124,17 @@ class PrefixIndex:
         chain.nodes = []
         self._touch(self._path(chain.keys))
 
-    def evict(self, pages: int) -> None:
-        """Free the pages least recently used; there must be so many idle ones."""
+    def evict(self, pages: int) -> list[tuple[bytes, int]]:
+        """Free the pages least recently used; there must be so many idle ones. Returns their keys and numbers."""
         assert pages <= len(self._idle), (pages, len(self._idle))
         self.evicted_pages += pages
+        evicted: list[tuple[bytes, int]] = []
         for _ in range(pages):
             node, _ = self._idle.popitem(last=False)
             assert node.children == 0, "a node stands before its parent"
+            evicted.append((node.key, node.page))
             self._unlist(node)
+        return evicted
 
     def has_pin(self, session: Hashable) -> bool:
         return session in self._sessions

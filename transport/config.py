@@ -70,6 +70,7 @@ class EngineConfig(Section, frozen=True):
     host_kv_bytes: Annotated[
         int, doc("host memory for KV of preempted requests; 0: as the pool, at most 4 GiB or a quarter of the machine")
     ] = 0
+    host_prefix_bytes: Annotated[int, doc("host memory for cached prefixes that the pool gives up; 0: none")] = 0
     exit_rule: Annotated[str, doc("early-exit rule; empty: the model's default")] = ""
     loops: Annotated[int, doc("serve with this depth instead of the model's; 0: the model's")] = 0
     prompt_chunk_tokens: Annotated[int, doc("prompt rows per tick, shared by the prompts in flight; 0: automatic")] = 0
@@ -128,6 +129,7 @@ class ExecutorConfig(Section, frozen=True):
     kind: Annotated[str, doc("engine, or mock: no torch, one token per stream and tick")] = "engine"
     mock_tick_ms: Annotated[float, doc("tick time of the mock executor")] = 0.0
     mock_pages: Annotated[int, doc("pages in the mock executor's pool")] = 4096
+    mock_host_prefix_pages: Annotated[int, doc("pages of cached prefixes the mock executor can keep on the host")] = 0
     mock_host_pages: Annotated[int, doc("pages the mock executor can save preempted requests in")] = 4096
     replicas: Annotated[list[str], doc("one full executor on each of these devices; empty: one on engine.device")] = []
     prefill: Annotated[list[str], doc("executors on these devices compute prompts for those of executor.decode")] = []
@@ -257,6 +259,7 @@ RULES: tuple[Rule, ...] = (
     _between("engine.page_tokens", 1, 1024),
     _between("engine.kv_memory_bytes", 0, 1 << 50),
     _between("engine.host_kv_bytes", 0, 1 << 50),
+    _between("engine.host_prefix_bytes", 0, 1 << 50),
     _between("engine.loops", 0, 1024),
     _between("engine.prompt_chunk_tokens", 0, 1 << 16),
     _between("engine.cpu_threads", 1, 1024),
@@ -288,6 +291,7 @@ RULES: tuple[Rule, ...] = (
     _between("executor.mock_tick_ms", 0, 60_000),
     _between("executor.mock_pages", 1, 1 << 24),
     _between("executor.mock_host_pages", 0, 1 << 24),
+    _between("executor.mock_host_prefix_pages", 0, 1 << 24),
     _one_of("transfer.connector", ("auto", "off", "nixl", "copy")),
     _one_of("transfer.stream_planes", ("auto", "on", "off")),
     _between("transfer.chunk_bytes", 1, 1 << 40),

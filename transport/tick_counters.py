@@ -29,6 +29,7 @@ class TickCounters:
     stale_messages: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
+    spilled_pages: int = 0  # of cached prefixes that have arrived on the host, for the control that asked
     rows_per_tick: list[int] = field(default_factory=lambda: [0] * (len(ROWS_PER_TICK_BOUNDS) + 1))
 
     def count_tick(self, rows: int) -> None:

@@ -44,6 +44,8 @@ PROMISED = [
     "preemptions_total",
     "resumes_total",
     "prefix_evicted_pages_total",
+    "prefix_spilled_pages_total",
+    "prefix_host_hit_tokens_total",
     "host_pages{state}",
     "kv_plan{term}",
     "starved_total{kind}",

@@ -38,6 +38,11 @@ class LateMover:
         self.saved_pages += len(pages)
         return self._ask(lambda: self._mover.save(pages, host_pages))
 
+    def spill(self, pages: Sequence[int], host_pages: Sequence[int]) -> LateCopies:
+        """Staged at once, as a GPU does in stream order; on the host late."""
+        self._mover.save(pages, host_pages)
+        return self._ask(lambda: None)
+
     def load(self, host_pages: Sequence[int], pages: Sequence[int]) -> LateCopies:
         self.loaded_pages += len(pages)
         return self._ask(lambda: self._mover.load(host_pages, pages))

@@ -52,3 +52,22 @@ def test_pages_travel_there_and_back_behind_what_was_launched_before() -> None:
     arrive(mover, mover.load(host_pages, targets))
     for held, wanted in zip((pool.k, pool.v), expected, strict=True):
         assert torch.equal(wanted, pool.pages_of(held)[targets])
+
+
+@pytest.mark.parametrize("count", [3, 40], ids=["staged", "more than is staged"])
+def test_spilled_pages_may_be_written_at_once(count: int) -> None:
+    engine = Engine.load(EngineConfig(slots=2, context_tokens=2048, device="cuda", host_prefix_bytes=64 << 20))
+    pool, mover = engine.pool, engine._mover
+    assert isinstance(mover, StreamMover)
+    pages, targets = list(range(count)), list(range(count, 2 * count))
+    host_pages = [engine.capabilities().host_pages + page for page in pages]
+    for held in (pool.k, pool.v):
+        held.normal_()
+    expected = [pool.pages_of(held)[pages].clone() for held in (pool.k, pool.v)]
+    spilled = mover.spill(pages, host_pages)
+    for held in (pool.k, pool.v):
+        pool.pages_of(held)[pages] = float("nan")
+    arrive(mover, mover.load(host_pages, targets))
+    assert spilled.is_complete()
+    for held, wanted in zip((pool.k, pool.v), expected, strict=True):
+        assert torch.equal(wanted, pool.pages_of(held)[targets])

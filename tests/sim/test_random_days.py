@@ -21,11 +21,15 @@ ENDS = {"length", "cancelled", "deadline", "timeout", "overloaded", "engine_lost
 class Day:
     """Random events on one world; `ask` remembers (rid, prompt tokens) of everything asked."""
 
-    def __init__(self, seed: int, *, host_pages: int = 64, hub: Hub | None = None, **scheduler: Any) -> None:
+    def __init__(
+        self, seed: int, *, host_pages: int = 64, host_prefix_pages: int = 0, hub: Hub | None = None, **scheduler: Any
+    ) -> None:
         self.hub = hub or Hub()
         self.dice = random.Random(seed)
         config = make_config(pages=24, slots=5, chunk_tokens=16, max_waiting=12, max_bypasses=2, **scheduler)
-        executor = msgspec.structs.replace(config.executor, mock_host_pages=host_pages)
+        executor = msgspec.structs.replace(
+            config.executor, mock_host_pages=host_pages, mock_host_prefix_pages=host_prefix_pages
+        )
         self.world = World(msgspec.structs.replace(config, executor=executor), gateways=2)
         self.asked: list[tuple[int, int]] = []
         self.executor_epoch = len(self.world.executors)
@@ -112,7 +116,8 @@ def test_busy_day(seed: int, reservation: str) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_crowded_day_on_which_rows_leave_and_come_back(seed: int) -> None:
     """Every other day host memory holds a row or two."""
-    day = Day(200 + seed, host_pages=(8, 64)[seed % 2], low_water_tokens=6, grow_tokens=6, prefix_cache=seed % 3 > 0)
+    prefix = {"prefix_cache": seed % 3 > 0, "host_prefix_pages": (0, 5, 20)[seed % 3]}
+    day = Day(200 + seed, host_pages=(8, 64)[seed % 2], low_water_tokens=6, grow_tokens=6, **prefix)
     for _ in range(160):
         day.dice.choice((day.ask, day.ask, day.ask, day.ask, day.cancel, day.wait, day.jam))()
     assert day.world.counter("preemptions_total") > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -162,3 +163,28 @@ def test_a_token_that_ends_the_request_comes_before_the_save(folder: Path) -> No
     assert "length" == serving.outcomes[rid].reason
     assert not any(report.saved_slots for report in serving.reports)
     assert [slot] == [slot for report in serving.reports for slot in unpack_list(I32, report.freed_slots)]
+
+
+@pytest.mark.parametrize("tick", ["eager", "device"])
+def test_prompt_pages_come_back_from_the_host_as_they_were(folder: Path, tick: str) -> None:
+    """Spilled in the plan that gives them to somebody else, and loaded into other pages later."""
+    engine = tiny_engine(folder, tick=tick, host_kv_bytes=1, host_prefix_bytes=1 << 20)
+    ask = Ask([(5 * place) % 61 for place in range(14)], ASK.sampling)
+    mover = make_copies_late(engine, 4)
+    serving = Serving(engine, late_pump(engine, 2)[0] if tick == "device" else None)
+    first = serving.submit(ask)
+    serving.run()
+    while serving.held:
+        serving.step()
+    table = serving.tables[first]
+    serving.plan(spilled_pages=pack(I32, table[:3]), spilled_to=pack(I32, [4, 2, 6]))
+    serving.submit(Ask([1, 2, 3], Sampling(max_tokens=12, temperature=0.0)))  # takes the pages
+    serving.run()
+    assert set(table[:3]) & set(serving.tables[first + 1])
+    serving.pages = [page for page in serving.pages if page not in table] + table
+    again = serving.submit(replace(ask, parts={"prefix_tokens": 12, "host_pages": pack(I32, [4, 2, 6])}))
+    serving.run()
+    assert serving.outcomes[first].bits == serving.outcomes[again].bits
+    assert 12 == serving.outcomes[again].cached_tokens
+    assert 3 == mover.loaded_pages
+    assert 3 == max(report.spilled_pages for report in serving.reports)

@@ -50,6 +50,8 @@ class Capabilities(Wire, frozen=True):
     host_pages: int = 0  # pages' worth of host memory for preempted rows
     plan_terms: dict[str, int] = {}  # of the pool plan, by name; `plan_line` says the same in words
     kept_heads: int = 0  # head rows behind those of the slots, for prompts that may be repeated
+    host_prefix_pages: int = 0  # host pages behind `host_pages`, for cached prefixes that the pool gives up
+    most_spills: int = 0  # pages on their way there at once
 
 
 class Hello(Wire, frozen=True, tag=40):

@@ -22,7 +22,8 @@ class Join(Wire, frozen=True):
     is computed again, in every plane of its own, which writes the bits that are there. `queue_ms`: waited before this.
     `imports` and `exports`: the two sides of a prompt that another executor computes (`transfer.py` tells how).
     `head_to` >= 0: keep what the first token is sampled from in that head row; `head_from` >= 0, with the whole prompt
-    in the pages: sample the first token from that row and compute nothing of the prompt.
+    in the pages: sample the first token from that row and compute nothing of the prompt. `host_pages` (I32): the last
+    of the prefix's pages are copied from these before the row runs.
     """
 
     rid: int
@@ -41,6 +42,7 @@ class Join(Wire, frozen=True):
     exports: Export | None = None
     head_to: int = -1
     head_from: int = -1
+    host_pages: bytes = b""
 
 
 class Grow(Wire, frozen=True):
@@ -107,7 +109,8 @@ class Knobs(Wire, frozen=True):
 class Plan(Wire, frozen=True, tag=10):
     """One coalesced difference. `epoch` is the executor's, `seq` grows by one for each Plan sent.
 
-    Order of application: drops, resumes, evicts, grows, joins; so host pages that a Resume leaves may serve an Evict.
+    Order of application: spills, drops, resumes, evicts, grows, joins; so host pages that a Resume leaves may serve an
+    Evict. `spilled_pages` (I32) are copied to the host pages `spilled_to` before anybody writes them again.
     `control_epoch` is the sender's: what a dead control left in the link may arrive after its successor's Reset, and is
     dropped.
     """
@@ -121,6 +124,8 @@ class Plan(Wire, frozen=True, tag=10):
     control_epoch: int = 0
     resumes: list[Resume] = []
     drops: list[Drop] = []
+    spilled_pages: bytes = b""
+    spilled_to: bytes = b""
 
 
 class Reset(Wire, frozen=True, tag=11):
@@ -162,6 +167,7 @@ class StepReport(Wire, frozen=True, tag=12):
     saved_slots: bytes = b""  # I32, and so are the next two
     saved_gens: bytes = b""
     saved_tokens: bytes = b""
+    spilled_pages: int = 0  # that have arrived on the host, since the epoch began
 
 
 ToExecutor = Plan | Reset
