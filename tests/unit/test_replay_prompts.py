@@ -99,6 +99,16 @@ def test_ids_go_on_with_the_live_ids_for_every_branch() -> None:
         assert 5 == made.prompt_tokens
 
 
+def test_a_reply_whose_ids_nobody_told_is_counted() -> None:
+    maker = prompts()
+    root = held(row("a", "s", token_ids=[10, 11], message_mode="delta"))
+    maker.answered(root, make(maker, root), "x", None)
+    assert [10, 11, 30] == make(maker, held(row("b", "s", token_ids=[30], message_mode="delta"), parent="a")).body[
+        "prompt"
+    ]
+    assert 1 == maker.touched["replies without ids, left out of what follows"]
+
+
 def test_text_goes_on_with_the_live_text() -> None:
     maker = prompts()
     root = held(row("a", "s", text_input="Once", input_length=None, message_mode="delta"))

@@ -94,6 +94,8 @@ class Prompts:
         said = sent.said
         if isinstance(said.own, array):
             said.reply = None if ids is None else array("i", ids)
+            if ids is None:
+                self.touched["replies without ids, left out of what follows"] += 1
         else:
             said.reply = text
         self.histories.keep(held.id, said)
