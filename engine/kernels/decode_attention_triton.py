@@ -23,13 +23,10 @@ from epicycle.engine.kernels.early_decode_triton import early_decode_kernel
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning, load_rotated
 from epicycle.engine.kernels.triton_common import (
     TL_DTYPES,
-    Ahead,
-    ahead_bytes,
     cell_in,
     multiprocessors,
     next_power,
     pages_of,
-    prefetch_share,
 )
 from epicycle.engine.kernels.work_triton import MOST_RUN, WorkList, fill_runs
 
@@ -197,22 +194,19 @@ def attend_run(
 
 
 @triton.jit(
-    do_not_specialize=["layer", "slots_per_page", "table_stride", "ahead_bytes"],
+    do_not_specialize=["layer", "slots_per_page", "table_stride"],
     do_not_specialize_on_alignment=["slots_ptr", "positions_ptr", "plane_slots_ptr"],
 )
 def decode_kernel(
     q_ptr, k_pool_ptr, v_pool_ptr, out_ptr, sums_ptr, stats_ptr, tickets_ptr, items_ptr, total_ptr, run_ptr,
-    bias_ptr, cos_ptr, sin_ptr, slots_ptr, positions_ptr, plane_slots_ptr, page_table_ptr, ahead_ptr,
-    q_stride, out_stride, table_stride, turn_stride, slots_per_page, layer, scale, ahead_bytes,
+    bias_ptr, cos_ptr, sin_ptr, slots_ptr, positions_ptr, plane_slots_ptr, page_table_ptr,
+    q_stride, out_stride, table_stride, turn_stride, slots_per_page, layer, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_T: tl.constexpr, PIECE_T: tl.constexpr, PAGE_TOKENS: tl.constexpr,
-    FUSED: tl.constexpr, PAIRS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_AHEAD: tl.constexpr,
+    FUSED: tl.constexpr, PAIRS: tl.constexpr, HAS_BIAS: tl.constexpr,
     DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Jobs (entry, KV head) go round the programs. q is rotated, or the QKV product when FUSED. scale has log2(e)."""
-    if HAS_AHEAD:
-        # The first loads of a job wait for one another (entry, slot, page, keys); memory has nothing to do meanwhile.
-        prefetch_share(ahead_ptr, tl.program_id(0), ahead_bytes)
     first = tl.program_id(0) // KV_HEADS
     row, run = tl.load(items_ptr + 2 * first), tl.load(items_ptr + 2 * first + 1)
     jobs, run_tokens = tl.load(total_ptr) * KV_HEADS, tl.load(run_ptr)
@@ -272,15 +266,14 @@ def decode_attention(
     piece: int = PIECE,
     tile: int = TILE,
     config: DecodeConfig | None = None,
-    ahead: Ahead | None = None,
     early: bool = False,
 ) -> Tensor:
     """[N, heads * d] attention of the rows that `work` lists in runs; other rows of `out` are unwritten.
 
     q [N, heads * d] rotated, its k and v in the pool; or, with `turning`, the QKV product [N, (heads + 2 kv_heads) d],
     then k and v are written here. Scale d ** -0.5. Runs are multiples of `piece`; bits depend on `piece` and
-    `tile`, not on runs. `ahead` is fetched meanwhile, as far as there are programs for it. `early`: the launch may
-    start before the one before it has ended, which made neither `work` nor `rows` (see `triton_common.starts_early`).
+    `tile`, not on runs. `early`: the launch may start
+    before the one before it has ended, which made neither `work` nor `rows` (see `triton_common.starts_early`).
     """
     _, page_tokens, kv_heads, width = k_pool.shape
     assert piece % tile == 0, (piece, tile)
@@ -310,7 +303,6 @@ def decode_attention(
         rows.positions,
         rows.plane_slots,
         rows.page_table,
-        q if ahead is None else ahead.weight,
         q.stride(0),
         out.stride(0),
         rows.page_table.stride(0),
@@ -318,7 +310,6 @@ def decode_attention(
         rows.slots_per_page,
         layer,
         width**-0.5 * LOG2_E,
-        ahead_bytes(ahead),
         HEADS=heads,
         KV_HEADS=kv_heads,
         HEAD_DIM=width,
@@ -330,7 +321,6 @@ def decode_attention(
         FUSED=turning is not None,
         PAIRS=turn.pairs,
         HAS_BIAS=turn.bias is not None,
-        HAS_AHEAD=ahead_bytes(ahead) > 0,
         DTYPE=TL_DTYPES[q.dtype],
         enable_fp_fusion=True,
         num_warps=WARPS,

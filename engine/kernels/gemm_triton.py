@@ -24,10 +24,7 @@ from epicycle.engine.kernels.ladder import STEPS, GemmConfig, Product, chunk_len
 from epicycle.engine.kernels.silu_triton import silu_mul
 from epicycle.engine.kernels.triton_common import (
     TL_DTYPES,
-    Ahead,
-    ahead_bytes,
     multiprocessors,
-    prefetch_share,
     silu_mul_rounded,
 )
 
@@ -81,13 +78,13 @@ def _sum_range_pair(
     return gate, up
 
 
-@triton.jit(do_not_specialize=["M", "tile_height", "ahead_bytes"])
+@triton.jit(do_not_specialize=["M", "tile_height"])
 def stream_kernel(
-    x_ptr, w_ptr, y_ptr, bias_ptr, rows_ptr, count_ptr, ahead_ptr,
-    M, N, K, x_stride, w_stride, y_stride, part_stride, chunk, tile_height, ahead_bytes,
+    x_ptr, w_ptr, y_ptr, bias_ptr, rows_ptr, count_ptr,
+    M, N, K, x_stride, w_stride, y_stride, part_stride, chunk, tile_height,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, MASK_N: tl.constexpr,
     CHUNKS: tl.constexpr, EPILOGUE: tl.constexpr, MASK_K: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_ROWS: tl.constexpr, HAS_COUNT: tl.constexpr, HAS_AHEAD: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_ROWS: tl.constexpr, HAS_COUNT: tl.constexpr,
     DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles of M x tiles of N, parts). Programs with the same weights are neighbours. A tile of BLOCK_N weight
@@ -118,8 +115,6 @@ def stream_kernel(
     w_rows = w_ptr + (ns % N).to(tl.int64)[:, None] * w_stride
     y_mask = m_mask[:, None] & n_mask[None, :]
     y_at = ms.to(tl.int64)[:, None] * y_stride + ns[None, :]
-    if HAS_AHEAD:
-        prefetch_share(ahead_ptr, tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), ahead_bytes)
     if EPILOGUE == PAIR:
         up_offset = N.to(tl.int64) * w_stride
         gate, up = _sum_range_pair(
@@ -225,14 +220,12 @@ def product(
     rows: Tensor | None = None,
     count: Tensor | None = None,
     out: Tensor | None = None,
-    ahead: Ahead | None = None,
 ) -> Tensor:
     """x [M, K] (rows may be strided) times weight [O, K] transposed, run as `config` says.
 
     Returns [M, O] of x's dtype, [M, O] float32 for "float", [M, O / 2] for "pair", [chunks, M, O] float32 for "parts".
     `rows` [M'] int32 picks rows of x (the result has M' rows); `count` [1] int32 on the device leaves rows of the
-    result from there on unwritten. `ahead` is fetched meanwhile. Only the stream kernel fetches, and takes a bias, rows
-    and the epilogues "float" and "parts".
+    result from there on unwritten. Only the stream kernel takes a bias, rows and the epilogues "float" and "parts".
     """
     m = x.shape[0] if rows is None else rows.shape[0]
     n = weight.shape[0] // 2 if epilogue == "pair" else weight.shape[0]
@@ -245,7 +238,7 @@ def product(
         assert bias is None and rows is None and epilogue in ("plain", "pair"), (config, epilogue)
         _run_tile(x, weight, out, config, epilogue, chunks, count)
     else:
-        _run_stream(x, weight, out, config, epilogue, chunks, bias, rows, count, ahead)
+        _run_stream(x, weight, out, config, epilogue, chunks, bias, rows, count)
     return out
 
 
@@ -259,7 +252,6 @@ def _run_stream(
     bias: Tensor | None,
     rows: Tensor | None,
     count: Tensor | None,
-    ahead: Ahead | None,
 ) -> None:
     m, n, k = out.shape[-2], out.shape[-1], x.shape[1]
     chunk = chunk_length(k, chunks)
@@ -272,7 +264,6 @@ def _run_stream(
         out if bias is None else bias,
         out if rows is None else rows,
         out if count is None else count,
-        out if ahead is None else ahead.weight,
         m,
         n,
         k,
@@ -282,7 +273,6 @@ def _run_stream(
         out.stride(0),
         chunk,
         tile_n,
-        ahead_bytes(ahead),
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,
@@ -293,7 +283,6 @@ def _run_stream(
         HAS_BIAS=bias is not None,
         HAS_ROWS=rows is not None,
         HAS_COUNT=count is not None,
-        HAS_AHEAD=ahead_bytes(ahead) > 0,
         DTYPE=TL_DTYPES[x.dtype],
         enable_fp_fusion=True,
         num_warps=config.warps,
@@ -340,7 +329,6 @@ def run_product(
     config: GemmConfig,
     out: Tensor | None = None,
     count: Tensor | None = None,
-    ahead: Ahead | None = None,
 ) -> Tensor:
     """`kind` on x as `config` says: [M, O], or float32 [chunks, M, O] for whoever adds parts up (see `norm_triton`)
     where the stream kernel runs a product of several chunks."""
@@ -350,7 +338,7 @@ def run_product(
     if config.kernel == "early":
         assert count is None, kind
         return early_product(x, weight, config, epilogue, kind.chunks, out)
-    return product(x, weight, config, epilogue=epilogue, chunks=kind.chunks, out=out, count=count, ahead=ahead)
+    return product(x, weight, config, epilogue=epilogue, chunks=kind.chunks, out=out, count=count)
 
 
 def stored_as(kind: Product, config: GemmConfig) -> str:

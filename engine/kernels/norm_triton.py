@@ -22,11 +22,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from epicycle.engine.kernels.plain import PlainOps
 from epicycle.engine.kernels.triton_common import (
     TL_DTYPES,
-    Ahead,
-    ahead_bytes,
     launch_options,
     next_power,
-    prefetch_share,
     rounded,
     starts_early,
     tree_sum,
@@ -55,21 +52,17 @@ def sum_parts(a_ptr, row, lane, mask, stride, part_stride, PARTS: tl.constexpr, 
     return rounded(total, DTYPE)
 
 
-@triton.jit(do_not_specialize=["rows", "ahead_bytes"])
+@triton.jit
 def norm_kernel(
-    a_ptr, h_ptr, after_ptr, before_ptr, h_out_ptr, x_out_ptr, ahead_ptr,
-    a_stride, part_stride, h_stride, h_out_stride, x_out_stride, eps, rows, ahead_bytes,
+    a_ptr, h_ptr, after_ptr, before_ptr, h_out_ptr, x_out_ptr,
+    a_stride, part_stride, h_stride, h_out_stride, x_out_stride, eps,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, STAGE: tl.constexpr, PARTS: tl.constexpr,
-    HAS_NEXT: tl.constexpr, HAS_AHEAD: tl.constexpr, EARLY: tl.constexpr, DTYPE: tl.constexpr,
+    HAS_NEXT: tl.constexpr, EARLY: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows, then programs that fetch ahead). h_out may be h. Without HAS_NEXT there is no last norm and no x."""
+    """Grid (rows). h_out may be h. Without HAS_NEXT there is no last norm and no x."""
     if EARLY:
         gdc_launch_dependents()
     row = tl.program_id(0)
-    if HAS_AHEAD:  # noqa: SIM102  a constant, so that the branch isn't compiled where it isn't taken
-        if row >= rows:
-            prefetch_share(ahead_ptr, row - rows, ahead_bytes)
-            return
     lane = tl.arange(0, BLOCK)
     mask = lane < WIDTH
     # Both are always there to be read; a stage that has no use for one has its load dropped by the compiler.
@@ -125,20 +118,18 @@ def norm_after(
     *,
     h_out: Tensor | None = None,
     x_out: Tensor | None = None,
-    ahead: Ahead | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Stage "sandwich" or "sum": a [N, K] of h's dtype or float32 parts [P, N, K], h [N, K] -> (h', x).
 
-    Without `before` x is h'. `h_out` may be `h`, then h changes in place; otherwise nothing given is changed. `ahead`
-    is fetched meanwhile.
+    Without `before` x is h'. `h_out` may be `h`, then h changes in place; otherwise nothing given is changed.
     """
     h_out = torch.empty(h.shape, dtype=h.dtype, device=h.device) if h_out is None else h_out
     early = len(h) == 1 and starts_early(h.device)  # with more rows, products beside norms aren't early either
     if before is None:
-        _launch(stage, a, h, after, after, h_out, None, eps, ahead, early=early)
+        _launch(stage, a, h, after, after, h_out, None, eps, early=early)
         return h_out, h_out
     x_out = torch.empty(h.shape, dtype=h.dtype, device=h.device) if x_out is None else x_out
-    _launch(stage, a, h, after, before, h_out, x_out, eps, ahead, early=early)
+    _launch(stage, a, h, after, before, h_out, x_out, eps, early=early)
     return h_out, x_out
 
 
@@ -151,35 +142,29 @@ def _launch(
     h_out: Tensor,
     x_out: Tensor | None,
     eps: float,
-    ahead: Ahead | None = None,
     *,
     early: bool = False,
 ) -> None:
     (rows, width), block = h.shape, next_power(h.shape[1])
     assert h.stride(1) == a.stride(-1) == h_out.stride(1) == 1, (h.stride(), a.stride())
-    helpers = 0 if ahead is None else ahead.programs
-    norm_kernel[(rows + helpers,)](
+    norm_kernel[(rows,)](
         a,
         h,
         after,
         before,
         h_out,
         h_out if x_out is None else x_out,
-        h if ahead is None else ahead.weight,
         a.stride(-2),
         a.stride(0),
         h.stride(0),
         h_out.stride(0),
         0 if x_out is None else x_out.stride(0),
         eps,
-        rows,
-        ahead_bytes(ahead),
         WIDTH=width,
         BLOCK=block,
         STAGE=STAGES[stage],
         PARTS=a.shape[0] if a.ndim == 3 else 0,
         HAS_NEXT=x_out is not None,
-        HAS_AHEAD=helpers > 0,
         EARLY=early,
         DTYPE=TL_DTYPES[h.dtype],
         enable_fp_fusion=True,

@@ -8,17 +8,13 @@ are `tree_sum`s, and a product that feeds an addition is either exact, rounded f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
-PREFETCH_BLOCK = 16384
-PREFETCH_BYTES = 4 * PREFETCH_BLOCK  # one program's share
 
 
 @triton.jit
@@ -109,30 +105,6 @@ def cell_in(page, place, slots_per_page, position, PAGE_TOKENS: tl.constexpr):
     return (page.to(tl.int64) * slots_per_page + place) * PAGE_TOKENS + position % PAGE_TOKENS
 
 
-@triton.jit
-def prefetch_share(ptr, share, size_bytes):
-    """Ask for the `share`-th PREFETCH_BYTES of `size_bytes` at ptr to be brought into the L2 cache. Waits for nothing.
-
-    For weights that a later launch reads, from programs that leave memory idle. Shares beyond the end do nothing;
-    `size_bytes` is 0 or at least one block of 16 KiB.
-    """
-    first = share.to(tl.int64) * 65536
-    if first < size_bytes:
-        # One request for each warp, by its first lane: every lane that runs the instruction makes a request.
-        block = tl.arange(0, 128).to(tl.int64) // 32
-        # Blocks beyond the end ask for the last one again, which costs nothing.
-        at = ptr.to(tl.int64) + tl.minimum(first + block * 16384, size_bytes.to(tl.int64) - 16384)
-        tl.inline_asm_elementwise(
-            "{ .reg .pred p; .reg .u32 l; mov.u32 l, %laneid; setp.eq.u32 p, l, 0;"
-            "@p cp.async.bulk.prefetch.L2.global [$1], 16384; mov.u32 $0, 0; }",
-            "=r,l",
-            [at],
-            tl.int32,
-            is_pure=False,
-            pack=1,
-        )
-
-
 @cache
 def starts_early(device: torch.device) -> bool:
     """Whether a launch on `device` may start while the one before it runs, as far as it reads nothing that is written
@@ -144,31 +116,6 @@ def starts_early(device: torch.device) -> bool:
 def launch_options(early: bool) -> dict[str, bool]:
     """What a launch that may start early says so with."""
     return {"launch_pdl": True} if early else {}
-
-
-@dataclass(frozen=True, slots=True)
-class Ahead:
-    """A weight that a later launch reads, or a part of it: the first `most_bytes` of `weight` (contiguous) are brought
-    into the L2 cache by a kernel that is handed this, unless it is interpreted."""
-
-    weight: Tensor
-    most_bytes: int = 12 << 20  # about three microseconds of memory traffic
-
-    @property
-    def size_bytes(self) -> int:
-        """Whole blocks; none in the interpreter, which has no caches."""
-        size = min(self.weight.numel() * self.weight.element_size(), self.most_bytes)
-        return 0 if INTERPRETED else size // PREFETCH_BLOCK * PREFETCH_BLOCK
-
-    @property
-    def programs(self) -> int:
-        """How many shares that is."""
-        return -(-self.size_bytes // PREFETCH_BYTES)
-
-
-def ahead_bytes(ahead: Ahead | None) -> int:
-    """What a kernel is told to fetch; 0 for nothing."""
-    return 0 if ahead is None else ahead.size_bytes
 
 
 def multiprocessors(device: torch.device) -> int:

@@ -40,13 +40,12 @@ MODELS += [pytest.param(48, 8, 128, False, id="nanbeige")]
 def stream(config: GemmConfig, epilogue: str, chunks: int, path: Path) -> Compiled:
     sizes = dict.fromkeys(("N16", "K16", "x_stride16", "w_stride16", "y_stride16", "part_stride16", "chunk16"), N)
     pointers = {"x_ptr": H, "w_ptr": H, "bias_ptr": H, "rows_ptr": I, "count_ptr": I, "M": N}
-    pointers |= {"ahead_ptr": H, "ahead_bytes": N, "tile_height": N}
+    pointers["tile_height"] = N
     pointers["y_ptr"] = F if epilogue in ("float", "parts") else H
     blocks = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k}
     flags = {
         "MASK_K": True,
         "MASK_N": True,
-        "HAS_AHEAD": True,
         "HAS_BIAS": False,
         "HAS_ROWS": False,
         "HAS_COUNT": False,
@@ -129,11 +128,8 @@ def test_decode_attention_keeps_everything_in_registers(
     pointers = dict.fromkeys(("q_ptr", "k_pool_ptr", "v_pool_ptr", "out_ptr", "bias_ptr"), H)
     pointers |= {"sums_ptr": F, "stats_ptr": F, "cos_ptr": turn, "sin_ptr": turn, "plane_slots_ptr": I}
     pointers |= dict.fromkeys(("tickets_ptr", "items_ptr", "total_ptr", "run_ptr"), I)
-    pointers["ahead_ptr"] = H
     sizes = {"q_stride16": N, "out_stride16": N, "turn_stride16": N, "layer": N, "scale": "fp32"}
-    sizes |= {"ahead_bytes": N}
     constants = {"HEADS": heads, "KV_HEADS": kv_heads, "HEAD_DIM": width, "BLOCK_D": 128, "BLOCK_G": 16}
-    constants |= {"HAS_AHEAD": True}
     constants |= {"BLOCK_T": decode_attention_triton.TILE, "PIECE_T": decode_attention_triton.PIECE}
     flags: dict[str, Any] = {"PAGE_TOKENS": 16, "FUSED": True, "PAIRS": pairs, "HAS_BIAS": pairs, "DTYPE": tl.bfloat16}
     config = decode_attention_triton.DecodeConfig()
@@ -200,11 +196,11 @@ def test_prompt_attention_uses_warp_group_products_and_waits_for_none_of_them_al
 
 
 def _norm() -> tuple[Any, dict[str, str], dict[str, Any]]:
-    names = ("h_ptr", "after_ptr", "before_ptr", "h_out_ptr", "x_out_ptr", "ahead_ptr")
-    pointers = {"a_ptr": F, "rows": N, "ahead_bytes": N} | dict.fromkeys(names, H)
+    names = ("h_ptr", "after_ptr", "before_ptr", "h_out_ptr", "x_out_ptr")
+    pointers = {"a_ptr": F} | dict.fromkeys(names, H)
     strides = ("a_stride16", "part_stride16", "h_stride16", "h_out_stride16", "x_out_stride16")
     constants = {"WIDTH": 2048, "BLOCK": 2048, "STAGE": 1, "PARTS": 4, "HAS_NEXT": True, "DTYPE": tl.bfloat16}
-    constants |= {"HAS_AHEAD": True, "EARLY": True}
+    constants["EARLY"] = True
     return norm_triton.norm_kernel, {**pointers, **dict.fromkeys(strides, N), "eps": "fp32"}, constants
 
 

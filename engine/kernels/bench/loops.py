@@ -21,14 +21,10 @@ from epicycle.engine.kernels.ladder import GemmConfig, Product
 from epicycle.engine.kernels.norm_triton import gate_logit, norm, norm_after
 from epicycle.engine.kernels.prompt_attention_triton import PromptChunks, prompt_attention
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning, rope_kv
-from epicycle.engine.kernels.triton_common import Ahead
 
 EPS = 1e-6
 Pick = Callable[[Product, int], GemmConfig]
-Attend = Callable[[Tensor, int, Ahead | None], Tensor]
-FETCHES = ("nothing", "beside norms", "always")
-"""What is brought into the L2 cache ahead of its use: nothing; the next weight, by attention and norms; or some of what
-comes next, by every kernel that reads less memory than it has time for."""
+Attend = Callable[[Tensor, int], Tensor]  # the QKV product and the layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +57,11 @@ class Core:
 
 
 class Loop:
-    """One loop over `rows` rows; `pick` says how each product runs. `attend` is handed the QKV product, the layer, and
-    what it is to fetch ahead; `fetches` is one of FETCHES."""
+    """One loop over `rows` rows; `pick` says how each product runs."""
 
-    def __init__(self, core: Core, rows: int, pick: Pick, attend: Attend, fetches: str = "nothing") -> None:
+    def __init__(self, core: Core, rows: int, pick: Pick, attend: Attend) -> None:
         self.core, self.shape, self.rows, self.attend = core, core.shape, rows, attend
         self.pick = pick
-        self.fetches = fetches
         width = self.shape.hidden * (2 if self.shape.pairs else 1)
         self.state = torch.randn(rows, width, dtype=torch.bfloat16, device="cuda")
         self.h = torch.empty(rows, self.shape.hidden, dtype=torch.bfloat16, device="cuda")
@@ -83,8 +77,8 @@ class Loop:
         dtype = torch.float32 if is_parts else torch.bfloat16
         return torch.empty(size, dtype=dtype, device="cuda")
 
-    def _run(self, kind: Product, x: Tensor, weight: Tensor, ahead: Ahead | None = None) -> Tensor:
-        return run_product(kind, x, weight, self.pick(kind, self.rows), self._outs[kind.name], ahead=ahead)
+    def _run(self, kind: Product, x: Tensor, weight: Tensor) -> Tensor:
+        return run_product(kind, x, weight, self.pick(kind, self.rows), self._outs[kind.name])
 
     def __call__(self) -> Tensor:
         core, shape = self.core, self.shape
@@ -108,58 +102,18 @@ class Loop:
         before: Tensor | None = None if shape.pairs else self.core.final_norm
         if following is not None:
             before = following.norms[0]
-        by = fetches_of(self.fetches, layer, following)
-        mixed = self.attend(self._run(shape.qkv, x, layer.qkv, by.qkv), index, by.attention)
-        a = self._run(shape.out, mixed, layer.out, by.out)
-        norm_after(shape.norm_stage, a, h, norms[1], norms[2], EPS, h_out=h, x_out=x, ahead=by.norm)
-        active = self._run(shape.gate_up, x, layer.gate_up, by.gate_up)
-        last = self._run(shape.down, active, layer.down, by.down)
-        norm_after(shape.norm_stage, last, h, norms[3], before, EPS, h_out=h, x_out=x, ahead=by.last_norm)
-
-
-@dataclass(frozen=True, slots=True)
-class Fetches:
-    """What each kernel of a layer fetches ahead."""
-
-    qkv: Ahead | None = None
-    attention: Ahead | None = None
-    out: Ahead | None = None
-    norm: Ahead | None = None
-    gate_up: Ahead | None = None
-    down: Ahead | None = None
-    last_norm: Ahead | None = None
-
-
-def fetches_of(name: str, layer: LayerWeights, following: LayerWeights | None) -> Fetches:
-    """The parts of weights that `name` of FETCHES stands for, in MiB."""
-    coming = None if following is None else following.qkv
-    if name == "nothing":
-        return Fetches()
-    if name == "beside norms":
-        return Fetches(
-            attention=_part(layer.out, 0, 10), norm=_part(layer.gate_up, 0, 12), last_norm=_part(coming, 0, 12)
-        )
-    return Fetches(
-        qkv=_part(layer.out, 0, 10),
-        attention=_part(layer.gate_up, 0, 8),
-        out=_part(layer.gate_up, 8, 8),
-        norm=_part(layer.gate_up, 16, 12),
-        gate_up=_part(layer.down, 0, 6),
-        down=_part(coming, 0, 4),
-        last_norm=_part(coming, 4, 10),
-    )
-
-
-def _part(weight: Tensor | None, start_mib: int, size_mib: int) -> Ahead | None:
-    return (
-        None if weight is None else Ahead(weight.flatten()[start_mib << 19 :], size_mib << 20)
-    )  # two bytes an element
+        mixed = self.attend(self._run(shape.qkv, x, layer.qkv), index)
+        a = self._run(shape.out, mixed, layer.out)
+        norm_after(shape.norm_stage, a, h, norms[1], norms[2], EPS, h_out=h, x_out=x)
+        active = self._run(shape.gate_up, x, layer.gate_up)
+        last = self._run(shape.down, active, layer.down)
+        norm_after(shape.norm_stage, last, h, norms[3], before, EPS, h_out=h, x_out=x)
 
 
 def no_attention(shape: Shape, rows: int) -> Attend:
     """Everything but attention: takes the first third of the product as it is."""
     width = shape.heads * shape.head_dim
-    return lambda qkv, layer, ahead: qkv[:, :width]
+    return lambda qkv, layer: qkv[:, :width]
 
 
 def fused_decode(
@@ -169,11 +123,11 @@ def fused_decode(
     rows = batch.rows.slots.shape[0]
     out = torch.empty(rows, shape.heads * shape.head_dim, dtype=torch.bfloat16, device="cuda")
 
-    def attend(qkv: Tensor, layer: int, ahead: Ahead | None) -> Tensor:
+    def attend(qkv: Tensor, layer: int) -> Tensor:
         at = layer % pool.slots_per_page
         return decode_attention(
             qkv, shape.heads, batch.rows, batch.work, batch.scratch, pool.k, pool.v, at,
-            turning=turning, out=out, config=config, ahead=ahead, early=early,
+            turning=turning, out=out, config=config, early=early,
         )  # fmt: skip
 
     return attend
@@ -184,12 +138,12 @@ def separate_decode(shape: Shape, pool: Pool, batch: DecodeBatch, turning: Turni
     rows = batch.rows.slots.shape[0]
     q, out = (torch.empty(rows, shape.heads * shape.head_dim, dtype=torch.bfloat16, device="cuda") for _ in range(2))
 
-    def attend(qkv: Tensor, layer: int, ahead: Ahead | None) -> Tensor:
+    def attend(qkv: Tensor, layer: int) -> Tensor:
         at = layer % pool.slots_per_page
         rope_kv(qkv, shape.heads, turning, batch.rows, pool.k, pool.v, at, out=q)
         return decode_attention(
             q, shape.heads, batch.rows, batch.work, batch.scratch, pool.k, pool.v, at,
-            out=out, config=config, ahead=ahead,
+            out=out, config=config,
         )  # fmt: skip
 
     return attend
@@ -200,7 +154,7 @@ def prompt(shape: Shape, pool: Pool, rows: RowAddresses, chunks: PromptChunks, t
     count = rows.slots.shape[0]
     q, out = (torch.empty(count, shape.heads * shape.head_dim, dtype=torch.bfloat16, device="cuda") for _ in range(2))
 
-    def attend(qkv: Tensor, layer: int, ahead: Ahead | None) -> Tensor:
+    def attend(qkv: Tensor, layer: int) -> Tensor:
         at = layer % pool.slots_per_page
         rope_kv(qkv, shape.heads, turning, rows, pool.k, pool.v, at, out=q)
         return prompt_attention(q, shape.heads, rows, chunks, pool.k, pool.v, at, out=out)

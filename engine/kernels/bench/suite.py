@@ -18,7 +18,6 @@ import torch
 
 from epicycle.engine.kernels.bench import checks
 from epicycle.engine.kernels.bench.loops import (
-    FETCHES,
     Attend,
     Core,
     Loop,
@@ -35,7 +34,6 @@ from epicycle.engine.kernels.gemm_triton import run_product, stored_as
 from epicycle.engine.kernels.ladder import LIBRARY, GemmConfig, Product, candidates, chunk_length, sure
 from epicycle.engine.kernels.prompt_attention_triton import QUERY_TILE, PromptConfig, prompt_attention
 from epicycle.engine.kernels.rope_kv_triton import rope_kv
-from epicycle.engine.kernels.triton_common import Ahead
 
 DECODE_CONFIGS = (DecodeConfig(2, 4, 128), DecodeConfig(2, 3, 168), DecodeConfig(3, 2, None))
 PROMPT_CONFIGS = (  # query tile, then how it runs
@@ -196,9 +194,8 @@ class Bench:
                 "separate": separate_decode(shape, pool, batch, turning, default_config(rows, shape.head_dim)),
             }
             for form, attend in forms.items():
-                for fetches in FETCHES if rows == 1 else FETCHES[:1]:
-                    name = f"{shape.name} loop {rows} x {context} {form}, fetches {fetches}"
-                    found[name] = self._time_loop(name, Loop(core, rows, self.pick, attend, fetches), floor)
+                name = f"{shape.name} loop {rows} x {context} {form}"
+                found[name] = self._time_loop(name, Loop(core, rows, self.pick, attend), floor)
             name = f"{shape.name} loop {rows} without attention"
             found[name] = self._time_loop(name, Loop(core, rows, self.pick, no_attention(shape, rows)), floor)
         for count in prompts:
@@ -274,21 +271,20 @@ def attention_units() -> list[Callable[[], object]]:
     """The attention kernels in every form that is timed or checked."""
     units: list[Callable[[], object]] = []
     for shape in SHAPES.values():
-        units += [partial(_decode_small, shape, config, None) for config in DECODE_CONFIGS]
-        units += [partial(_decode_small, shape, DecodeConfig(), form) for form in ("ahead", "separate", "both")]
+        units += [partial(_decode_small, shape, config) for config in DECODE_CONFIGS]
+        units.append(partial(_decode_small, shape, DecodeConfig(), is_separate=True))
         units += [partial(_prompt_small, shape, *settings) for settings in PROMPT_CONFIGS]
     return units
 
 
-def _decode_small(shape: Shape, config: DecodeConfig, form: str | None) -> None:
-    pool, is_separate = make_pool(shape, 8, 1), form in ("separate", "both")
+def _decode_small(shape: Shape, config: DecodeConfig, *, is_separate: bool = False) -> None:
+    pool = make_pool(shape, 8, 1)
     batch, turning = decode_batch(shape, pool, [40, 40], 0), make_turning(shape, 64)
     qkv = torch.zeros(2, (shape.heads + 2 * shape.kv_heads) * shape.head_dim, dtype=torch.bfloat16, device="cuda")
     q = rope_kv(qkv, shape.heads, turning, batch.rows, pool.k, pool.v, 0)
     decode_attention(
         q if is_separate else qkv, shape.heads, batch.rows, batch.work, batch.scratch, pool.k, pool.v, 0,
         turning=None if is_separate else turning, config=config,
-        ahead=Ahead(qkv) if form in ("ahead", "both") else None,
     )  # fmt: skip
 
 
