@@ -94,7 +94,7 @@ class Prompts:
         said = sent.said
         if isinstance(said.own, array):
             said.reply = None if ids is None else array("i", ids)
-            if ids is None:
+            if ids is None and held.row.message_mode == "delta":
                 self.touched["replies without ids, left out of what follows"] += 1
         else:
             said.reply = text
