@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from epicycle.engine.route import Chunk, Resident
-from epicycle.engine.transfer.exchange import Event, Failed, Landed
+from epicycle.engine.transfer.events import Event, Failed, Landed
 from epicycle.engine.transfer.outgoing import Ready
 from epicycle.engine.transfer.port import TransferPort
 from epicycle.engine.transfer.units import HEAD, Unit

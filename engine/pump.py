@@ -25,7 +25,7 @@ from epicycle.engine.slots import SlotTable, sampling_params
 from epicycle.engine.tick import PromptScores, Samples, Tick, TickResult
 from epicycle.engine.tick_planner import TickPlanner
 from epicycle.engine.tickets import fence
-from epicycle.engine.transfer.exchange import Ended, Failed, Landed
+from epicycle.engine.transfer.events import Ended, Failed, Landed
 from epicycle.engine.transfer.port import TransferPort
 from epicycle.engine.upload import upload
 from epicycle.transport.wire.columns import I32, unpack_list

@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import Callable
 
 from epicycle.engine.transfer.connector import Connector, TransferError
-from epicycle.engine.transfer.exchange import Event, Exchange
+from epicycle.engine.transfer.events import Event
+from epicycle.engine.transfer.exchange import Exchange
 from epicycle.engine.transfer.outgoing import Ready
 from epicycle.engine.transfer.units import Unit
 from epicycle.transport.config import TransferConfig

@@ -11,7 +11,7 @@ import pytest
 from epicycle.engine.engine import Engine
 from epicycle.engine.transfer.connector import TransferError
 from epicycle.engine.transfer.copying import CopyConnector
-from epicycle.engine.transfer.exchange import Ended, Failed
+from epicycle.engine.transfer.events import Ended, Failed
 from epicycle.engine.transfer.memory import Memory
 from epicycle.engine.transfer.port import TransferPort
 from epicycle.transport.config import TransferConfig
