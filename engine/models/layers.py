@@ -1,19 +1,24 @@
-"""What the Llama-shaped models (Ouro, Nanbeige) share: fused weights of one layer and its two sublayers.
+"""What the Llama-shaped models (Ouro, Nanbeige) share: one stack's weights, and the two sublayers of a layer.
 
-Owns the fusing of q, k, v and of gate and up at load, and the order of operations inside attention and MLP. Where
-norms sit around them is each model's own.
+Owns the fusing of q, k, v and of gate and up at load, the order of operations inside attention and MLP, and the stages
+around the loop. The loop itself, and where norms sit in it, is each model's own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from epicycle.engine.kernels.ops import Ops
 from epicycle.engine.models.base import Rows
+from epicycle.engine.models.rope import half_tables
 from epicycle.engine.models.spec import ModelSpec
+
+Layer = TypeVar("Layer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +60,44 @@ def mlp(ops: Ops, w: Projections, x: Tensor) -> Tensor:
     """down(silu(gate(x)) * up(x)) on normed input [N, H]."""
     gate, up = ops.linear(x, w.gate_up).chunk(2, dim=-1)
     return ops.linear(ops.silu_mul(gate, up), w.down)
+
+
+class Stack(Generic[Layer]):
+    """All of `base.LoopedModel` but the loop. The constructor consumes `weights` (public names, one device, one dtype);
+    `take_layer` takes one layer's out of them, given its prefix.
+
+    Weights of the loop can be read by whoever computes the same loop another way.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: dict[str, Tensor],
+        ops: Ops,
+        take_layer: Callable[[dict[str, Tensor], str], Layer],
+    ) -> None:
+        self.spec = spec
+        self._ops = ops
+        self._embedding = weights.pop("model.embed_tokens.weight")
+        self._head = weights.pop("lm_head.weight")
+        self.norm = weights.pop("model.norm.weight")
+        self.layers = [take_layer(weights, f"model.layers.{index}") for index in range(spec.layers)]
+        self.cos, self.sin = half_tables(
+            spec.head_dim,
+            spec.rope_theta,
+            spec.context_tokens,
+            dtype=self._head.dtype,
+            device=self._head.device,
+        )
+
+    def prelude(self, tokens: Tensor, rows: Rows) -> Tensor:
+        return self._ops.embed(self._embedding, tokens)
+
+    def coda(self, state: Tensor, rows: Rows) -> Tensor:
+        return state
+
+    def head(self, x: Tensor, count: Tensor | None = None) -> Tensor:
+        return self._ops.logits(x, self._head, count)
+
+    def rotation(self, rows: Rows) -> Rotation:
+        return Rotation(self.cos[rows.positions], self.sin[rows.positions])

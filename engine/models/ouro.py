@@ -12,8 +12,7 @@ from torch import Tensor
 
 from epicycle.engine.kernels.ops import Ops
 from epicycle.engine.models.base import Rows
-from epicycle.engine.models.layers import Projections, Rotation, attention, mlp, take_projections
-from epicycle.engine.models.rope import half_tables
+from epicycle.engine.models.layers import Projections, Stack, attention, mlp, take_projections
 from epicycle.engine.models.spec import ModelSpec
 
 
@@ -26,35 +25,17 @@ class Layer:
     after_mlp: Tensor
 
 
-class OuroModel:
-    """See `base.LoopedModel`. The constructor consumes `weights` (public names, one device, one dtype).
-
-    Weights of the loop can be read by whoever computes the same loop another way.
-    """
+class OuroModel(Stack[Layer]):
+    """See `base.LoopedModel`."""
 
     def __init__(self, spec: ModelSpec, weights: dict[str, Tensor], ops: Ops) -> None:
-        self.spec = spec
-        self._ops = ops
-        self._embedding = weights.pop("model.embed_tokens.weight")
-        self.norm = weights.pop("model.norm.weight")
+        super().__init__(spec, weights, ops, _take_layer)
         self.gate = weights.pop("model.early_exit_gate.weight")
         self.gate_bias = weights.pop("model.early_exit_gate.bias")
-        self._head = weights.pop("lm_head.weight")
-        self.layers = [_take_layer(weights, f"model.layers.{index}") for index in range(spec.layers)]
-        self.cos, self.sin = half_tables(
-            spec.head_dim,
-            spec.rope_theta,
-            spec.context_tokens,
-            dtype=self._head.dtype,
-            device=self._head.device,
-        )
-
-    def prelude(self, tokens: Tensor, rows: Rows) -> Tensor:
-        return self._ops.embed(self._embedding, tokens)
 
     def loop(self, state: Tensor, rows: Rows) -> tuple[Tensor, Tensor | None]:
         ops, eps = self._ops, self.spec.norm_eps
-        turn = Rotation(self.cos[rows.positions], self.sin[rows.positions])
+        turn = self.rotation(rows)
         for index, layer in enumerate(self.layers):
             normed = ops.rms_norm(state, layer.before_attention, eps)
             out = attention(ops, self.spec, layer.projections, normed, index, rows, turn)
@@ -63,12 +44,6 @@ class OuroModel:
             state = ops.add(state, ops.rms_norm(out, layer.after_mlp, eps))
         state = ops.rms_norm(state, self.norm, eps)
         return state, ops.gate_logit(state, self.gate, self.gate_bias)
-
-    def coda(self, state: Tensor, rows: Rows) -> Tensor:
-        return state
-
-    def head(self, x: Tensor, count: Tensor | None = None) -> Tensor:
-        return self._ops.logits(x, self._head, count)
 
 
 def _take_layer(weights: dict[str, Tensor], prefix: str) -> Layer:

@@ -34,16 +34,3 @@ class TensorPlan:
     def parameters(self) -> int:
         """Weights held in memory; a tied copy counts once."""
         return sum(prod(shape) for shape in self.required.values())
-
-
-def llama_layer(prefix: str, hidden: int, heads: int, kv_heads: int, head_dim: int, inner: int) -> dict[str, Shape]:
-    """Projections of one layer in the naming that Ouro and Nanbeige share with Llama; norms are the caller's."""
-    return {
-        f"{prefix}.self_attn.q_proj.weight": (heads * head_dim, hidden),
-        f"{prefix}.self_attn.k_proj.weight": (kv_heads * head_dim, hidden),
-        f"{prefix}.self_attn.v_proj.weight": (kv_heads * head_dim, hidden),
-        f"{prefix}.self_attn.o_proj.weight": (hidden, heads * head_dim),
-        f"{prefix}.mlp.gate_proj.weight": (inner, hidden),
-        f"{prefix}.mlp.up_proj.weight": (inner, hidden),
-        f"{prefix}.mlp.down_proj.weight": (hidden, inner),
-    }
