@@ -15,6 +15,7 @@ class HostTier:
     """Host pages first .. first + count - 1. `most_in_flight`: pages on their way to the host at once."""
 
     def __init__(self, first: int, count: int, most_in_flight: int) -> None:
+        self.total_pages = count
         self.spilled_pages = 0  # so far
         self._free = list(range(first + count - 1, first - 1, -1))
         self._pages: OrderedDict[bytes, int] = OrderedDict()  # the next to give way first
@@ -31,6 +32,8 @@ class HostTier:
 
     def spill(self, key: bytes) -> int | None:
         """A host page for a page that the pool gives up; None where it is there already, or there is no room now."""
+        if not self.total_pages:
+            return None
         if key in self._pages:
             self._pages.move_to_end(key)
             return None

@@ -172,7 +172,7 @@ class Ledger:
             raise PoolShort(f"{fresh_pages} pages asked, {self.free_pages} of {self.total_pages} free; nothing taken")
 
     def _check_held(self, pages: Sequence[int]) -> None:
-        if len(set(pages)) != len(pages):
+        if len(pages) > 1 and len(set(pages)) != len(pages):
             raise PagesImpossible(f"pages {list(pages)} repeat one")
         for page in pages:
             if not 0 <= page < self.total_pages or self._refs[page] == 0:
