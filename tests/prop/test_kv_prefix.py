@@ -37,6 +37,7 @@ class Row:
         self.keys = keys
         self.table = table
         self.has_prompt = False
+        self.is_parked = False
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -95,6 +96,8 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(pages=st.integers(1, 6), data=st.data())
     def grow(self, pages: int, data: st.DataObject) -> None:
         owner = data.draw(st.sampled_from(sorted(self.rows)))
+        if self.rows[owner].is_parked:
+            return
         before = self.state()
         if pages > self.pool.available_pages:
             with pytest.raises(PoolShort):
@@ -119,6 +122,19 @@ class PoolMachine(RuleBasedStateMachine):
         row.has_prompt = True
         for key, page in zip(row.keys, row.table, strict=False):
             assert self.contents.setdefault(page, key) == key, "a shared page is written with what it holds"
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data())
+    def park(self, data: st.DataObject) -> None:
+        """Its pages are being copied to the host: nobody gets one of them before it leaves."""
+        owner = data.draw(st.sampled_from(sorted(self.rows)))
+        row = self.rows[owner]
+        if row.is_parked:
+            return
+        before = self.state()
+        self.pool.park(owner)
+        row.is_parked = True
+        assert before == self.state()
 
     @precondition(lambda self: self.rows)
     @rule(data=st.data(), at_once=st.booleans())
@@ -165,10 +181,13 @@ class PoolMachine(RuleBasedStateMachine):
     def every_page_is_counted_once(self) -> None:
         census, index = self.pool.census(), self.pool.index
         assert census.is_even, census.line()
-        live = {page for row in self.rows.values() for page in row.table}
-        counts = (len(live), index.unreferenced_pages, self.pool.free_pages)
+        live = {page for row in self.rows.values() if not row.is_parked for page in row.table}
+        parked = {page for row in self.rows.values() if row.is_parked for page in row.table} - live
+        listed = {node.page for node in index._nodes.values()}
+        counts = (len(live), index.unreferenced_pages + len(parked & listed), self.pool.free_pages)
         assert counts == (census.live_pages, census.prefix_only_pages, census.free_pages)
-        assert TOTAL_PAGES == sum(counts)
+        assert len(parked - listed) == census.snapshotting_pages
+        assert TOTAL_PAGES == sum(counts) + census.snapshotting_pages
         assert max(0, index.idle_pages - RESERVE_PAGES) + self.pool.free_pages == self.pool.available_pages
 
     @invariant()
