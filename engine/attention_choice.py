@@ -32,6 +32,7 @@ class AttentionFacts:
     page_bytes: int
     poison: bool
     installed: frozenset[str]
+    late: str = ""  # why no launch of a lone row starts before its input is there; empty where they do
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +67,16 @@ def choose_attention(wanted: str, facts: AttentionFacts) -> AttentionChoice:
             raise _refused(wanted, f"{facts.plain_tick} computes attention by plain torch", "use auto")
         return AttentionChoice("plain", "plain", facts.plain_tick)
     if wanted in ("auto", "triton"):
-        return AttentionChoice("triton", "triton", _triton_reason(wanted, facts))
+        return AttentionChoice("triton", "triton", _triton_reason(wanted, facts) + _late(facts))
     name, reason = (wanted, "asked for by name") if wanted != "flash_attn" else _best_flash(facts)
     for is_met, problem, advice in _rules(name, facts):
         if not is_met:
             raise _refused(wanted, problem, advice)
     if (name, facts.capability[0]) in NO_DECODE:
         return AttentionChoice(
-            "triton", name, f"{reason}; it can't split KV on {_card(facts)}, so decode rows stay with triton"
+            "triton",
+            name,
+            f"{reason}; it can't split KV on {_card(facts)}, so decode rows stay with triton{_late(facts)}",
         )
     return AttentionChoice(name, name, reason)
 
@@ -85,6 +88,10 @@ def _triton_reason(wanted: str, facts: AttentionFacts) -> str:
     return "the kernels whose bits and times are recorded" + (
         f"; {others} installed, used by name only" if others else ""
     )
+
+
+def _late(facts: AttentionFacts) -> str:
+    return f"; a lone row's launches wait for one another: {facts.late}" if facts.late else ""
 
 
 def _best_flash(facts: AttentionFacts) -> tuple[str, str]:

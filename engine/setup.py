@@ -16,6 +16,7 @@ import torch
 
 from epicycle.engine.attention_choice import AttentionChoice, AttentionFacts, choose_attention, installed_libraries
 from epicycle.engine.device_tick import DeviceTick, make_tensors
+from epicycle.engine.early_start import late_reason
 from epicycle.engine.errors import EngineError, OptionError
 from epicycle.engine.exits import registry as exits
 from epicycle.engine.flash_attention import FlashParts
@@ -117,6 +118,7 @@ def attention_of(
             page_bytes=layout.page_bytes,
             poison=options.poison,
             installed=installed_libraries() if has_kernels else frozenset(),
+            late=late_reason(device) if has_kernels else "",
         ),
     )
 

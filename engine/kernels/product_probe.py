@@ -14,6 +14,7 @@ from torch import Tensor
 
 from epicycle.engine.kernels.gemm_triton import added_parts, run_product
 from epicycle.engine.kernels.ladder import EXACT, Choices, GemmConfig, Product, choose, sure
+from epicycle.engine.kernels.triton_common import starts_early
 
 COLD_BYTES = 200 << 20
 REPLAYS = 5
@@ -37,6 +38,8 @@ class ProductProbe:
         return torch.equal(straight, expected[:rows]) and torch.equal(shuffled, expected[:rows][order])
 
     def time_us(self, product: Product, config: GemmConfig, rows: int) -> float:
+        if config.kernel == "early" and not starts_early(self._device):
+            return float("inf")
         x, weights, _ = self._of(product)
         try:
             return _graph_us([partial(run_product, product, x[:rows], weight, config) for weight in weights])

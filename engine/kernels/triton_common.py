@@ -8,11 +8,11 @@ are `tree_sum`s, and a product that feeds an addition is either exact, rounded f
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
+
+from epicycle.engine.early_start import late_reason
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 
@@ -105,12 +105,11 @@ def cell_in(page, place, slots_per_page, position, PAGE_TOKENS: tl.constexpr):
     return (page.to(tl.int64) * slots_per_page + place) * PAGE_TOKENS + position % PAGE_TOKENS
 
 
-@cache
 def starts_early(device: torch.device) -> bool:
     """Whether a launch on `device` may start while the one before it runs, as far as it reads nothing that is written
     there. A kernel that does so lets others start at once, and waits before it reads or writes anything but constants:
     every launch waits, so that what is complete for one is complete for all that follow."""
-    return not INTERPRETED and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    return not INTERPRETED and device.type == "cuda" and not late_reason(device)
 
 
 def launch_options(early: bool) -> dict[str, bool]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from epicycle.engine.attention_choice import AttentionChoice, AttentionFacts, choose_attention
+from epicycle.engine.early_start import version_of, why_late
 from epicycle.engine.engine import Engine
 from epicycle.engine.errors import OptionError
 from epicycle.transport.config import EngineConfig
@@ -72,6 +73,35 @@ def test_the_line_tells_choice_and_reason() -> None:
     told = choose_attention("flash_attn", card(9, "fa4")).line()
     assert told.startswith("attention: triton decode, fa4 prompts (flash_attn on SM90, where fa3 isn't installed")
     assert "fa2, fa3, fa4 installed, used by name only" in choose_attention("auto", HOPPER).line()
+
+
+@pytest.mark.parametrize(
+    ("capability", "driver", "expected"),
+    [
+        ((9, 0), (12, 3), ""),
+        ((10, 0), (13, 0), ""),
+        ((8, 9), (13, 0), "a card of capability 8.9, and that takes 9.0"),
+        ((9, 0), (12, 2), "a driver for CUDA 12.2, and that takes 12.3 in a graph"),
+        ((9, 0), (0, 0), "a driver for CUDA 0.0, and that takes 12.3 in a graph"),
+    ],
+)
+def test_launches_start_early_where_card_and_driver_can(
+    capability: tuple[int, int], driver: tuple[int, int], expected: str
+) -> None:
+    assert expected == why_late(capability, driver)
+
+
+def test_the_driver_counts_in_thousands_and_tens() -> None:
+    assert [(12, 3), (12, 20), (13, 0)] == [version_of(number) for number in (12030, 12200, 13000)]
+
+
+def test_the_line_tells_why_launches_wait() -> None:
+    late = why_late((9, 0), (12, 2))
+    for wanted in ("auto", "triton", "fa4"):
+        told = choose_attention(wanted, replace(HOPPER, late=late)).line()
+        assert told.endswith("; a lone row's launches wait for one another: " + late + ")")
+        assert "wait" not in choose_attention(wanted, HOPPER).line()
+    assert "wait" not in choose_attention("fa3", replace(HOPPER, late=late)).line()
 
 
 def test_an_engine_on_a_cpu_tells_its_choice_and_refuses_others() -> None:
