@@ -8,9 +8,9 @@ files, schedules or servers; docs/replay.md describes the format for people.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -22,6 +22,7 @@ LONGEST_TOKENS = 1 << 31
 LATEST_MS = 1e15  # beyond any epoch in milliseconds; finite, and no infinity passes
 LARGEST_HASH = (1 << 63) - 1
 DEFAULT_BLOCK = 512
+T = TypeVar("T")
 
 Tokens = Annotated[int, Meta(ge=0, le=LONGEST_TOKENS)]
 Milliseconds = Annotated[float, Meta(ge=0, le=LATEST_MS)]
@@ -90,16 +91,21 @@ _AT = re.compile(r" - at `\$\.?([^`]*)`$")
 
 def decode_row(line: bytes) -> TraceRow:
     """A row from its line of JSON. Raises TraceRowError."""
+    row = decoded(_decoder.decode, line)
+    check_row(row)
+    return row
+
+
+def decoded(decode: Callable[[bytes], T], content: bytes) -> T:
+    """`content` by a decoder of JSON. Raises TraceRowError."""
     try:
-        row = _decoder.decode(line)
+        return decode(content)
     except msgspec.ValidationError as error:
         raise row_error(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise TraceRowError(f"no valid JSON: {error}") from None
     except RecursionError:
         raise TraceRowError("JSON nested too deeply") from None
-    check_row(row)
-    return row
 
 
 def row_error(error: msgspec.ValidationError) -> TraceRowError:

@@ -279,13 +279,8 @@ def decode_attention(
     assert piece % tile == 0, (piece, tile)
     config = config or default_config(len(q), width)
     out = torch.empty(q.shape[0], heads * width, dtype=q.dtype, device=q.device) if out is None else out
-    programs = min(work.most * kv_heads, multiprocessors(q.device) * config.programs_per_sm)
     turn = turning or Turning(q, q, False)
-    if early:
-        assert turning is not None and (piece, tile) == (PIECE, TILE), (piece, tile)
-        _run_early(q, heads, rows, work, scratch, k_pool, v_pool, layer, turning, out)
-        return out
-    decode_kernel[(programs,)](
+    arguments = (
         q,
         k_pool,
         v_pool,
@@ -310,82 +305,37 @@ def decode_attention(
         rows.slots_per_page,
         layer,
         width**-0.5 * LOG2_E,
-        HEADS=heads,
-        KV_HEADS=kv_heads,
-        HEAD_DIM=width,
-        BLOCK_D=next_power(width),
-        BLOCK_G=max(16, next_power(heads // kv_heads)),
-        BLOCK_T=tile,
-        PIECE_T=piece,
-        PAGE_TOKENS=page_tokens,
-        FUSED=turning is not None,
-        PAIRS=turn.pairs,
-        HAS_BIAS=turn.bias is not None,
-        DTYPE=TL_DTYPES[q.dtype],
-        enable_fp_fusion=True,
-        num_warps=WARPS,
-        num_stages=config.stages,
-        maxnreg=config.registers,
     )
+    constants = {
+        "HEADS": heads,
+        "KV_HEADS": kv_heads,
+        "HEAD_DIM": width,
+        "BLOCK_D": next_power(width),
+        "BLOCK_G": max(16, next_power(heads // kv_heads)),
+        "BLOCK_T": tile,
+        "PIECE_T": piece,
+        "PAGE_TOKENS": page_tokens,
+        "PAIRS": turn.pairs,
+        "HAS_BIAS": turn.bias is not None,
+        "DTYPE": TL_DTYPES[q.dtype],
+        "enable_fp_fusion": True,
+        "num_warps": WARPS,
+    }
+    jobs, side_by_side = work.most * kv_heads, multiprocessors(q.device)
+    if early:
+        assert turning is not None and (piece, tile) == (PIECE, TILE), (piece, tile)
+        early_decode_kernel[(min(jobs, side_by_side * EARLY_PROGRAMS_PER_SM),)](
+            *arguments, **constants, WARPS=WARPS, maxnreg=EARLY_REGISTERS, launch_pdl=True
+        )
+    else:
+        decode_kernel[(min(jobs, side_by_side * config.programs_per_sm),)](
+            *arguments,
+            **constants,
+            FUSED=turning is not None,
+            num_stages=config.stages,
+            maxnreg=config.registers,
+        )
     return out
-
-
-def _run_early(
-    qkv: Tensor,
-    heads: int,
-    rows: RowAddresses,
-    work: WorkList,
-    scratch: DecodeScratch,
-    k_pool: Tensor,
-    v_pool: Tensor,
-    layer: int,
-    turn: Turning,
-    out: Tensor,
-) -> None:
-    _, page_tokens, kv_heads, width = k_pool.shape
-    programs = min(work.most * kv_heads, multiprocessors(qkv.device) * EARLY_PROGRAMS_PER_SM)
-    early_decode_kernel[(programs,)](
-        qkv,
-        k_pool,
-        v_pool,
-        out,
-        scratch.sums,
-        scratch.stats,
-        scratch.tickets,
-        work.items,
-        work.total,
-        work.piece,
-        qkv if turn.bias is None else turn.bias,
-        turn.cos,
-        turn.sin,
-        rows.slots,
-        rows.positions,
-        rows.plane_slots,
-        rows.page_table,
-        qkv.stride(0),
-        out.stride(0),
-        rows.page_table.stride(0),
-        turn.cos.stride(0),
-        rows.slots_per_page,
-        layer,
-        width**-0.5 * LOG2_E,
-        HEADS=heads,
-        KV_HEADS=kv_heads,
-        HEAD_DIM=width,
-        BLOCK_D=next_power(width),
-        BLOCK_G=max(16, next_power(heads // kv_heads)),
-        BLOCK_T=TILE,
-        PIECE_T=PIECE,
-        PAGE_TOKENS=page_tokens,
-        PAIRS=turn.pairs,
-        HAS_BIAS=turn.bias is not None,
-        DTYPE=TL_DTYPES[qkv.dtype],
-        WARPS=WARPS,
-        enable_fp_fusion=True,
-        num_warps=WARPS,
-        maxnreg=EARLY_REGISTERS,
-        launch_pdl=True,
-    )
 
 
 def plain_decode_attention(

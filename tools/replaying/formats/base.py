@@ -18,7 +18,7 @@ import msgspec
 
 from epicycle.tools.replaying.errors import Faults, TraceError
 from epicycle.tools.replaying.source import Line, Source
-from epicycle.transport.trace_rows import LATEST_MS, LONGEST_TOKENS, TraceRow, TraceRowError, check_row, row_error
+from epicycle.transport.trace_rows import LATEST_MS, LONGEST_TOKENS, TraceRow, TraceRowError, check_row, decoded
 
 R = TypeVar("R")
 Make = Callable[[R], TraceRow | None]  # None: the record is left out, and was counted
@@ -144,14 +144,7 @@ def _cells(line: Line, source: Source) -> list[str]:
 def _decoded(decode: Callable[[bytes], R], line: Line, source: Source) -> R:
     """Raises TraceRowError."""
     _whole(line, source)
-    try:
-        return decode(line.content)
-    except msgspec.ValidationError as error:
-        raise row_error(error) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise TraceRowError(f"no valid JSON: {error}") from None
-    except RecursionError:
-        raise TraceRowError("JSON nested too deeply") from None
+    return decoded(decode, line.content)
 
 
 def _whole(line: Line, source: Source) -> None:
