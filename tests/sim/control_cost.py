@@ -1,8 +1,8 @@
 """What control costs at 128 streams: admission, hashing of prompts, leases and reports, in time per token step.
 
-Run by hand: `python -m tests.sim.control_cost`. Streams of 896 tokens in and 128 out, replaced as they end, a quarter of
-them with a prompt that was served before; leases grow and prompts are shared as by default. Only control's own turns are
-timed, with the mock executor and a fake gateway beside it in one thread. The last line is JSON.
+Run by hand: `python -m tests.sim.control_cost`. Streams of 896 tokens in and 128 out, replaced as they end, a quarter
+of them with a prompt that was served before; leases grow and prompts are shared as by default. Only control's own turns
+are timed, with the mock executor and a fake gateway beside it in one thread. The last line is JSON.
 """
 
 from __future__ import annotations
