@@ -104,11 +104,20 @@ class Preemption:
     # Leaving
 
     def relieve(self, protected: set[int]) -> bool:
-        """The pool is dry: save the row of the lowest rank. False where nobody can be saved. `protected` slots stay."""
+        """The pool is dry: save the row of the lowest rank that the host has room for, but never the highest of all.
+        False where nobody can be saved. `protected` slots stay.
+        """
         if any(self._plans.is_unsent(slot) for slot in self._table):
             return True  # as soon as the executor has been told of everybody
         victims = self._victims(protected)
-        return len(self._table) > 1 and bool(victims) and self._save(victims[0])
+        victims = victims[:-1] if len(victims) == len(self._table) else victims
+        for slot in victims:
+            if self._leases.held_pages(slot) <= self._snapshots.free_pages:
+                self._save(slot)
+                return True
+        if victims:
+            self._refuse(victims[0])
+        return False
 
     def make_way(self, newcomer: Newcomer, protected: set[int]) -> bool:
         """Save rows of a lower priority and rank until there is room, or about to be; False where there won't be."""
@@ -127,8 +136,8 @@ class Preemption:
                 break
             chosen.append(slot)
             short -= leases.held_pages(slot) + leases.owed_pages(slot)
-        has_room = short <= 0 and sum(map(leases.held_pages, chosen)) <= self._snapshots.free_pages
-        if not has_room:
+        has_room = short <= 0 and bool(chosen or table.free_slots)
+        if not has_room or sum(map(leases.held_pages, chosen)) > self._snapshots.free_pages:
             return False
         for slot in chosen:
             self._save(slot)
@@ -143,26 +152,21 @@ class Preemption:
         ]
         return sorted(slots, key=self._table.ranks.__getitem__, reverse=True)
 
-    def _save(self, slot: int) -> bool:
-        pages = self._leases.held_pages(slot)
-        if pages > self._snapshots.free_pages:
-            self._refuse(slot, pages)
-            return False
-        host_pages = self._snapshots.begin(self._table.rids[slot], pages)
+    def _save(self, slot: int) -> None:
+        host_pages = self._snapshots.begin(self._table.rids[slot], self._leases.held_pages(slot))
         self._leases.park(slot)
         self._table.is_evicted[slot] = True
         self._leaving.add(slot)
         self._plans.evict(Evict(slot, self._table.gens[slot], PREEMPT, host_pages=pack(I32, host_pages)))
         self._counts.preemptions += 1
-        return True
 
-    def _refuse(self, slot: int, pages: int) -> None:
+    def _refuse(self, slot: int) -> None:
         self._counts.refusals += 1
         if self._snapshots.total_pages:
             _log.warning(
                 "host_pages_full",
                 rid=self._table.rids[slot],
-                pages=pages,
+                pages=self._leases.held_pages(slot),
                 free=self._snapshots.free_pages,
                 total=self._snapshots.total_pages,
                 knob="engine.host_kv_bytes",

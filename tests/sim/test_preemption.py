@@ -220,6 +220,22 @@ def test_without_room_on_the_host_the_youngest_ends_early_and_says_so(host_pages
     world.assert_empty()
 
 
+def test_who_fits_on_the_host_is_saved_where_the_lowest_does_not() -> None:
+    world = crowded(pages=24, host_pages=8)
+    small = world.gateway.submit(prompt=16, max_tokens=life(10, 16))
+    world.step(2)
+    first = world.gateway.submit(prompt=32, max_tokens=life(12))
+    world.step(2)
+    large = world.gateway.submit(prompt=160, max_tokens=life(16, 160))  # the lowest, and more than the host holds
+    assert ["length"] * 3 == world.finish(small, first, large)
+    assert [0, 0] == [world.counter("yielded_rows_total"), world.counter("preemption_refusals_total")]
+    assert world.counter("preemptions_total") >= 1
+    assert_whole(world, [first])
+    assert_whole(world, [small], 16)
+    assert_whole(world, [large], 160)
+    world.assert_empty()
+
+
 def test_pages_of_prompts_that_are_still_cached_are_attached_again() -> None:
     world = crowded(prefix_cache=True)
     rids = [world.gateway.submit(prompt=48, max_tokens=life(pages + 2, 48)) for pages in NEEDS]
