@@ -10,6 +10,7 @@ import pytest
 
 from epicycle.engine.engine import Engine
 from epicycle.tools.offline import Offline, Reply, Request
+from epicycle.transport.config import EngineConfig
 from epicycle.transport.wire.columns import I32, U16, pack
 from epicycle.transport.wire.request import LoopBounds, Sampling
 from tests.fakes.late_mover import make_copies_late
@@ -147,3 +148,20 @@ def test_prompt_pages_that_are_still_cached_are_not_copied_back(engine: Engine) 
         engine._mover = mover._mover
     assert alone(engine, [request]) == bits([reply])
     assert (5, 1, 4) == (mover.saved_pages, mover.loaded_pages, offline.attached_pages)
+
+
+def test_a_head_that_reads_the_previous_token_s_state_finds_it_again() -> None:
+    engine = Engine.load(EngineConfig(slots=2, context_tokens=64, exit_rule="lookahead", poison=True))
+    requests = [
+        Request(
+            prompt=[(7 * place + number) % 900 + 3 for place in range(9)],
+            sampling=Sampling(14, temperature=0.0, logprobs=0),
+            loops=LoopBounds(exit_threshold=0.5),
+        )
+        for number in range(2)
+    ]
+    offline = Offline(engine)
+    replies = run_with_preemptions(offline, requests, random.Random(1))
+    assert alone(engine, requests) == bits(replies)
+    assert offline.preemptions > 3
+    assert len({depth for reply in replies for depth in reply.exit_depths}) > 1
