@@ -48,6 +48,7 @@ class Control:
         self._verdicts = VerdictOutboxes()
         self._executors: dict[str, PeerUp] = {}
         self._roles = {spec.name: spec.role for spec in executor_specs(host.config)}
+        self._unmet = {name for name, role in self._roles.items() if role == PREFILL}  # by this control
         self._drain_by_s: float | None = None
         self._is_drained = False
         self._idle_turns = 0
@@ -176,6 +177,7 @@ class Control:
         elif message.capabilities is not None and message != self._executors.get(message.name):
             self._lose_executor(message.name, "another one has taken its place")
             self._executors[message.name] = message
+            self._unmet.discard(message.name)
             role = self._roles.get(message.name, "full")
             self._tell(ExecutorUp(message.name, message.epoch, message.capabilities, role))
         self.turn()
@@ -203,6 +205,9 @@ class Control:
             self._verdicts.tell_all(self._admitting())
 
     def _admitting(self) -> Admitting:
+        """A split that starts is not ready while a role is still loading; later its prefill executors may be away."""
+        if self._unmet:
+            return Admitting(self._host.epoch)
         decoding = [peer.epoch for peer in self._executors.values() if self._roles.get(peer.name) != PREFILL]
         return Admitting(self._host.epoch, pack(I32, decoding))
 

@@ -167,6 +167,17 @@ def test_an_executor_that_only_reads_prompts_makes_nobody_ready() -> None:
     assert (1, [2]) == admitting(world)
 
 
+def test_a_split_waits_once_for_whoever_computes_its_prompts() -> None:
+    world = World(make_config(split=(1, 1)), executor=False)
+    prefill, decode = sorted(world.roles, key=lambda name: world.roles[name] != "prefill")
+    world.start_executor(1, decode)
+    assert (1, []) == admitting(world)
+    world.start_executor(2, prefill)
+    assert (1, [1]) == admitting(world)
+    world.kill_executor(prefill)
+    assert (1, [1]) == admitting(world)
+
+
 def test_drain_finishes_what_runs_and_refuses_the_rest() -> None:
     world = World(make_config(slots=1))
     running, waiting = world.gateway.submit(max_tokens=20), world.gateway.submit()
