@@ -56,10 +56,6 @@ class Reply:
     cached_tokens: int = 0
     end: Fin | None = None
 
-    @property
-    def ttft_s(self) -> float:
-        return self.token_s[0] - self.submitted_s
-
 
 @dataclass(kw_only=True)
 class Resident:

@@ -115,10 +115,6 @@ class Exchange:
         """Something may be posted or done at any moment."""
         return any(out.is_under_way for out in self._out.values())
 
-    def peers(self) -> list[str]:
-        """Names of those that have been met."""
-        return [peer.name for peer in self._peers.values() if peer.blocks is not None]
-
     # Peers
 
     def peer_up(self, name: str, epoch: int, sender: Sender) -> None:

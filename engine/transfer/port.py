@@ -77,10 +77,6 @@ class TransferPort:
         """No transfer from before the last `reset` is left."""
         return self._resets == self._quiet_resets
 
-    @property
-    def has_peers(self) -> bool:
-        return bool(self._exchange.peers())
-
     def fileno(self) -> int:
         return self._bell.fileno()
 
