@@ -107,9 +107,9 @@ class Flight:
             if self._waited_s >= until_s:
                 return False
             self.pause()
+            self._waited_s += WAIT_STEP_S
         return True
 
     def pause(self) -> None:
         """Between two looks at whatever is on its way."""
         self._sleep(WAIT_STEP_S)
-        self._waited_s += WAIT_STEP_S

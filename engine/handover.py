@@ -13,6 +13,7 @@ from epicycle.engine.transfer.events import Event, Failed, Landed
 from epicycle.engine.transfer.outgoing import Ready
 from epicycle.engine.transfer.port import TransferPort
 from epicycle.engine.transfer.units import HEAD, Unit
+from epicycle.kvstore.reserve import pages_for
 
 
 class Handover:
@@ -34,7 +35,7 @@ class Handover:
         assert self._port is not None and part is not None, "an import needs a transfer port (transfer.connector)"
         self._rows[part.transfer] = resident
         first = resident.join.prefix_tokens // self._page_tokens
-        pages = resident.pages[first : self._pages(resident.prompt_tokens)]
+        pages = resident.pages[first : pages_for(resident.prompt_tokens, self._page_tokens)]
         self._port.expect(part, resident.prompt_tokens, first * self._page_tokens, pages, resident.head_from, fence)
 
     def offer(self, resident: Resident, fence: Ready) -> None:
@@ -42,7 +43,7 @@ class Handover:
         port, part = self._port, resident.join.exports
         assert port is not None and part is not None, "an export needs a transfer port (transfer.connector)"
         self._rows[part.transfer] = resident
-        pages = resident.pages[: self._pages(resident.prompt_tokens)]
+        pages = resident.pages[: pages_for(resident.prompt_tokens, self._page_tokens)]
         port.offer(part, resident.prompt_tokens, pages, resident.head_to)
         cached = resident.written_tokens // self._page_tokens
         if cached:
@@ -97,10 +98,7 @@ class Handover:
         if self._port is not None:
             self._port.reset()
 
-    def _pages(self, tokens: int) -> int:
-        return -(-tokens // self._page_tokens)
-
     def _complete_pages(self, chunk: Chunk) -> range:
         """Pages of the prompt whose last token is in the chunk."""
-        until = self._pages(chunk.end) if chunk.ends_prompt else chunk.end // self._page_tokens
+        until = pages_for(chunk.end, self._page_tokens) if chunk.ends_prompt else chunk.end // self._page_tokens
         return range(chunk.first // self._page_tokens, until)

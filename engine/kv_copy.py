@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from epicycle.engine.pool import KvPool
+from epicycle.kvstore.reserve import pages_for
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
@@ -56,7 +57,7 @@ class TensorPlace:
 def copy_kv(pool: KvPool, pages: Sequence[int], positions: int) -> KvCopy:
     """What the pool holds of a request in `pages` now; waits for the device."""
     geometry = pool.geometry
-    at = torch.tensor(pages[: -(-positions // pool.page_tokens)], dtype=torch.int64, device=pool.device)
+    at = torch.tensor(pages[: pages_for(positions, pool.page_tokens)], dtype=torch.int64, device=pool.device)
     k, v = (pool.pages_of(held).index_select(0, at).cpu() for held in (pool.k, pool.v))
     return KvCopy(
         k=k,

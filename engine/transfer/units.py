@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from epicycle.engine.transfer.blocks import Blocks, BlockShape, Numbers
+from epicycle.kvstore.reserve import pages_for
 from epicycle.transport.wire.columns import I32, pack, unpack_list
 
 HEAD = -1  # the plane of a head row
@@ -31,7 +32,7 @@ class Cut:
 
     @property
     def end_page(self) -> int:
-        return -(-self.prompt_tokens // self.shape.page_tokens)
+        return pages_for(self.prompt_tokens, self.shape.page_tokens)
 
     def tokens(self, page: int) -> int:
         """Valid tokens of a page."""
