@@ -8,6 +8,7 @@ library instead; KV is always written by our kernels. It must not know how rows 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -20,11 +21,17 @@ from epicycle.engine.kernels.early_check import early_holds
 from epicycle.engine.kernels.prompt_attention_triton import QUERY_TILE, PromptChunks, prompt_attention, query_tile
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning, rope_kv
 from epicycle.engine.kernels.tick_triton import addresses, write_kv
+from epicycle.engine.kernels.triton_common import multiprocessors
 from epicycle.engine.kernels.work_triton import allocate_work, list_tiles
 from epicycle.engine.pool import KvPool
+from epicycle.engine.side_stream import SideStream
 from epicycle.engine.tick_inputs import MOST_CHUNKS
 
 ROWS_TO_TURN_APART = 16  # from here on a launch of its own for rotation and KV write is faster; bits are the same
+# Prompt and decode attention run side by side where prompts have so many programs for every multiprocessor, or little
+# to read: a few long ones would crowd together on those that are free first.
+PROGRAMS_TO_RUN_BESIDE = 1.5
+CONTEXT_TO_RUN_BESIDE = 4096
 
 
 class PagedAttention:
@@ -56,10 +63,18 @@ class PagedAttention:
         self._listed: tuple[Tensor, Tensor] | None = None  # positions and live rows of the last work list
         shape = heads, geometry.kv_heads, geometry.head_dim, pool.page_tokens
         self.is_early = turns_pairs is not None and early_holds(*shape, turns_pairs, pool.k.dtype, device)
+        self.side = SideStream(device)
         self.prompt_work = allocate_work(-(-prompt_rows // QUERY_TILE) + MOST_CHUNKS, device)
 
     def rows(self, frame: Frame) -> PagedRows:
         return PagedRows(self, frame)
+
+    def runs_beside(self, prompt_rows: int) -> bool:
+        """Whether so many prompt rows are attended to beside decode rows, and not after them."""
+        tile = query_tile(prompt_rows, self.context_tokens, self.pool.geometry.head_dim)
+        programs = prompt_rows // tile * self.heads
+        is_short = self.context_tokens <= CONTEXT_TO_RUN_BESIDE
+        return prompt_rows > 0 and (is_short or programs >= PROGRAMS_TO_RUN_BESIDE * multiprocessors(self.pool.device))
 
     def has_listed(self, frame: Frame) -> bool:
         """The work list is that of these rows already: deeper loops of a token read as far as its first. If not, the
@@ -108,15 +123,20 @@ class PagedRows:
         # The first launch of a traversal comes behind those that list its work.
         early = is_planned and len(qkv) == 1 and shared.is_early
         out = torch.empty(len(qkv), heads * pool.geometry.head_dim, dtype=qkv.dtype, device=qkv.device)
+        prompt_rows = len(qkv) - decode
+        is_beside = bool(decode) and shared.runs_beside(prompt_rows)
+        with shared.side.forked() if is_beside else nullcontext():
+            if self._chunks is not None:
+                q = rope_kv(qkv[decode:], heads, turning, self._addresses(columns[:, decode:]), pool.k, pool.v, layer)
+                self._prompt(q, layer, out[decode:], is_once=is_once)
         if decode:
             turns = decode < ROWS_TO_TURN_APART and shared.flash.decode is None
             q, at = qkv[:decode], self._addresses(columns[:, :decode])
             if not turns:
                 q = rope_kv(q, heads, turning, at, pool.k, pool.v, layer)
             self._decode(q, layer, out[:decode], is_once=is_once, turning=turning if turns else None, early=early)
-        if self._chunks is not None:
-            q = rope_kv(qkv[decode:], heads, turning, self._addresses(columns[:, decode:]), pool.k, pool.v, layer)
-            self._prompt(q, layer, out[decode:], is_once=is_once)
+        if is_beside:
+            shared.side.join()
         return out
 
     def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, is_once: bool) -> Tensor:

@@ -76,7 +76,11 @@ def _combine(
     sums_ptr, stats_ptr, out_at, first, pieces, head,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Add up entries first .. first + pieces of one head, in blocks of COMBINED_AT_ONCE from the row's first piece."""
+    """Add up entries first .. first + pieces of one head, in blocks of COMBINED_AT_ONCE from the row's first piece.
+
+    In float64, whose sums of float32 products round where no result sees it: the order and the fused multiply-adds of
+    a float32 sum would be the layout's, which the compiler picks, and another kernel's would be others.
+    """
     lane = tl.arange(0, BLOCK_D)
     part = tl.arange(0, COMBINED_AT_ONCE)
     top = tl.full((COMBINED_AT_ONCE,), float("-inf"), tl.float32)
@@ -84,17 +88,18 @@ def _combine(
         entry = (first + start + part).to(tl.int64) * HEADS + head
         top = tl.maximum(top, tl.load(stats_ptr + 2 * entry, mask=start + part < pieces, other=float("-inf")))
     highest = tl.max(top, axis=0)
-    total = 0.0
-    mixed = tl.zeros((BLOCK_D,), tl.float32)
+    total = tl.sum(tl.zeros((COMBINED_AT_ONCE,), tl.float64), axis=0)
+    mixed = tl.zeros((BLOCK_D,), tl.float64)
     for start in range(0, pieces, COMBINED_AT_ONCE):
         mask = start + part < pieces
         entry = (first + start + part).to(tl.int64) * HEADS + head
-        scale = tl.exp2(tl.load(stats_ptr + 2 * entry, mask=mask, other=float("-inf")) - highest)
+        scale = tl.exp2(tl.load(stats_ptr + 2 * entry, mask=mask, other=float("-inf")) - highest).to(tl.float64)
         total += tl.sum(scale * tl.load(stats_ptr + 2 * entry + 1, mask=mask, other=0.0), axis=0)
         at = sums_ptr + entry[:, None] * HEAD_DIM + lane[None, :]
         held = tl.load(at, mask=mask[:, None] & (lane < HEAD_DIM)[None, :], other=0.0)
         mixed += tl.sum(scale[:, None] * held, axis=0)
-    tl.store(out_at + lane, (mixed / total).to(DTYPE), mask=lane < HEAD_DIM)
+    share = mixed.to(tl.float32) / total.to(tl.float32)
+    tl.store(out_at + lane, share.to(DTYPE), mask=lane < HEAD_DIM)
 
 
 @triton.jit

@@ -60,10 +60,8 @@ def _combine(
         at = stats_ptr + 2 * (entry + start * HEADS)
         top = gl.maximum(top, gl.load(at, mask=start + part < pieces, other=float("-inf")))
     highest = gl.max(top, axis=0)
-    total = 0.0
-    total += gl.sum(gl.exp2(tops - highest) * totals, axis=0)
-    mixed = gl.zeros([BLOCK_D], gl.float32, layout=gl.SliceLayout(0, BLOCK))
-    mixed += gl.sum(gl.exp2(row_tops - highest)[:, None] * held, axis=0)
+    total = gl.sum(gl.exp2(tops - highest).to(gl.float64) * totals, axis=0)
+    mixed = gl.sum(gl.exp2(row_tops - highest).to(gl.float64)[:, None] * held, axis=0)
     for start in range(AT_ONCE, pieces, AT_ONCE):
         entries, rows = entry + start * HEADS, row + start * HEADS
         tops = gl.load(stats_ptr + 2 * entries, mask=start + part < pieces, other=float("-inf"))
@@ -71,9 +69,10 @@ def _combine(
         row_tops = gl.load(stats_ptr + 2 * rows, mask=start + beside < pieces, other=float("-inf"))
         mask = (start + beside < pieces)[:, None] & (lane < HEAD_DIM)[None, :]
         held = gl.load(sums_ptr + rows[:, None] * HEAD_DIM + lane[None, :], mask=mask, other=0.0)
-        total += gl.sum(gl.exp2(tops - highest) * totals, axis=0)
-        mixed += gl.sum(gl.exp2(row_tops - highest)[:, None] * held, axis=0)
-    gl.store(out_at + lane, (mixed / total).to(DTYPE), mask=lane < HEAD_DIM)
+        total += gl.sum(gl.exp2(tops - highest).to(gl.float64) * totals, axis=0)
+        mixed += gl.sum(gl.exp2(row_tops - highest).to(gl.float64)[:, None] * held, axis=0)
+    share = mixed.to(gl.float32) / total.to(gl.float32)
+    gl.store(out_at + lane, share.to(DTYPE), mask=lane < HEAD_DIM)
 
 
 @gluon.jit(

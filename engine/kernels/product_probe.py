@@ -1,7 +1,9 @@
 """The start-up self-check of matrix products on a GPU: bits of every row, and times.
 
 Owns the `ladder.Probe` that runs on torch and Triton: fixed random inputs, a weight of each product's shape in more
-copies than a cache holds, CUDA graphs for times. It is made for `ladder.choose` and let go afterwards.
+copies than a cache holds, CUDA graphs for times. Sums cancel: what is left of them is rounding error, which shows every
+difference in order, where the rounded sum of random numbers hides all but one in thousands. It is made for
+`ladder.choose` and let go afterwards.
 """
 
 from __future__ import annotations
@@ -21,13 +23,12 @@ REPLAYS = 5
 
 
 class ProductProbe:
-    """Meets `ladder.Probe` on `device`. Weights of the model itself may be handed in by product name."""
+    """Meets `ladder.Probe` on `device`."""
 
-    def __init__(self, most_rows: int, dtype: torch.dtype, device: torch.device, weights: dict[str, Tensor]) -> None:
+    def __init__(self, most_rows: int, dtype: torch.dtype, device: torch.device) -> None:
         self._most_rows = most_rows
         self._dtype = dtype
         self._device = device
-        self._given = weights
         self._held: tuple[str, Tensor, list[Tensor], Tensor] | None = None  # of the product at hand
 
     def is_equal(self, product: Product, config: GemmConfig, rows: int) -> bool:
@@ -51,23 +52,29 @@ class ProductProbe:
         if self._held is None or self._held[0] != product.name:
             self._held = None
             generator = torch.Generator(self._device).manual_seed(product.inputs)
-            shape = (self._most_rows, product.inputs)
-            x = torch.randn(shape, dtype=torch.float32, device=self._device, generator=generator).to(self._dtype)
-            weights = self._weights(product, generator)
-            expected = self._whole(run_product(product, x, weights[0], sure(product)))
+            x, first = cancelling(product, self._most_rows, self._dtype, self._device, generator)
+            copies = min(32, COLD_BYTES // (first.numel() * first.element_size()) + 1)
+            weights = [first, *(first.clone() for _ in range(max(1, copies)))]
+            expected = self._whole(run_product(product, x, first, sure(product)))
             self._held = product.name, x, weights, expected
         return self._held[1:]
 
-    def _weights(self, product: Product, generator: torch.Generator) -> list[Tensor]:
-        first = self._given.get(product.name)
-        if first is None:
-            first = torch.empty(product.weight_rows, product.inputs, dtype=self._dtype, device=self._device)
-            first.normal_(0.0, product.inputs**-0.5, generator=generator)
-        copies = min(32, COLD_BYTES // (first.numel() * first.element_size()) + 1)
-        return [first, *(first.clone() for _ in range(max(1, copies)))]
-
     def _whole(self, y: Tensor) -> Tensor:
         return added_parts(y, self._dtype) if y.ndim == 3 else y
+
+
+def cancelling(
+    product: Product, rows: int, dtype: torch.dtype, device: torch.device, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Random x [rows, K] and weight [O, K] of which every sum's second half takes the first away, in another order."""
+    half = product.inputs // 2
+    order = torch.randperm(half, device=device, generator=generator)
+    x = torch.zeros(rows, product.inputs, dtype=dtype, device=device)
+    weight = torch.zeros(product.weight_rows, product.inputs, dtype=dtype, device=device)
+    for held, scale, sign in ((x, 1.0, 1), (weight, product.inputs**-0.5, -1)):
+        held[:, :half].normal_(0.0, scale, generator=generator)
+        held[:, half : 2 * half] = sign * held[:, :half][:, order]
+    return x, weight
 
 
 def check_products(
@@ -75,17 +82,16 @@ def check_products(
     steps: list[int],
     dtype: torch.dtype,
     device: torch.device,
-    weights: dict[str, Tensor] | None = None,
     *,
     keeps_bits: bool = True,
 ) -> Choices:
     """Time and compare every implementation of `products` on `steps` of the ladder; seconds, once at start-up."""
-    return choose(products, steps, ProductProbe(max(steps), dtype, device, weights or {}), keeps_bits=keeps_bits)
+    return choose(products, steps, ProductProbe(max(steps), dtype, device), keeps_bits=keeps_bits)
 
 
 def rows_that_agree(product: Product, rows: list[int], dtype: torch.dtype, device: torch.device) -> frozenset[int]:
     """Those of `rows` at which the library, handed just so many, gives every row its sure bits."""
-    probe = ProductProbe(max(rows), dtype, device, {})
+    probe = ProductProbe(max(rows), dtype, device)
     return frozenset(count for count in rows if probe.is_equal(product, EXACT, count))
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from epicycle.engine import paged_attention
 from epicycle.engine.frame import Frame, FrameAttention, PlainAttention
 from epicycle.engine.kernels.ops import Ops
 from epicycle.engine.kernels.plain import PlainOps
@@ -97,3 +98,17 @@ def test_a_model_computes_through_the_kernels_what_it_computes_on_the_cpu(name: 
     torch.testing.assert_close(actual, expected, atol=2e-5, rtol=2e-4)
     torch.testing.assert_close(pool.k, expected_pool.k, atol=2e-5, rtol=2e-4)
     torch.testing.assert_close(pool.v, expected_pool.v, atol=2e-5, rtol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("prompt_rows", "context", "expected"),
+    [(0, 1024, False), (1, 4096, True), (512, 65536, False), (2048, 65536, True)],
+)
+def test_prompts_are_attended_to_beside_decode_rows_where_no_few_of_their_programs_are_long(
+    prompt_rows: int, context: int, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paged_attention, "multiprocessors", lambda device: 132)
+    pool = make_pool(spec_of(MODELS["ouro"][0]))
+    table = torch.zeros(1, context // pool.page_tokens, dtype=torch.int32)
+    attention = PagedAttention(pool, table, 16, decode_rows=1, prompt_rows=2048)
+    assert expected == attention.runs_beside(prompt_rows)
