@@ -14,7 +14,8 @@ import torch
 
 class SideStream:
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        is_gpu = device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if is_gpu else None  # type: ignore[no-untyped-call]
 
     @contextmanager
     def forked(self) -> Iterator[None]:
