@@ -153,7 +153,8 @@ class TransferConfig(Section, frozen=True):
     chunk_bytes: Annotated[int, doc("largest write")] = 256 << 20
     inflight_bytes: Annotated[int, doc("bytes of writes that may be on their way at once")] = 2 << 30
     stream_planes: Annotated[
-        str, doc("on: a page's planes leave as loops end; off: whole pages, in fewer pieces; auto: off on one GPU")
+        str,
+        doc("on: a page's planes leave as loops end; off: whole pages, and no tick beside them; auto: off on one GPU"),
     ] = "auto"
     idle_s: Annotated[float, doc("a transfer with writes on their way that moves nothing for so long has failed")] = (
         30.0

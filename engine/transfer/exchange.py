@@ -110,6 +110,11 @@ class Exchange:
     def has_transfers(self) -> bool:
         return bool(self._in or self._out)
 
+    def is_near(self, peer: str) -> bool:
+        """Whether whole pages go to this peer, in few large copies: it has been met, and shares our GPU."""
+        found = self._peers.get(peer)
+        return found is not None and found.is_near
+
     @property
     def is_sending(self) -> bool:
         """Something may be posted or done at any moment."""
@@ -157,11 +162,11 @@ class Exchange:
                 blocks = self._connector.connect(meet)
                 self.counts.link_bytes_per_s[peer.name] = measure(self._connector, peer.name, blocks)
                 peer.blocks = blocks
-                peer.is_near = self._is_near(meet)
+                peer.is_near = self._shares_gpu(meet)
             except TransferError as error:
                 peer.error = error
 
-    def _is_near(self, meet: Meet) -> bool:
+    def _shares_gpu(self, meet: Meet) -> bool:
         match self._limits.stream_planes:
             case "auto":
                 mine = self._connector.meet(self._name, self._epoch)
