@@ -27,6 +27,7 @@ from epicycle.engine.kernels.triton_common import (
     multiprocessors,
     silu_mul_rounded,
 )
+from epicycle.engine.kernels.wide_triton import wide_product
 
 PLAIN = tl.constexpr(0)
 FLOAT = tl.constexpr(1)
@@ -338,12 +339,15 @@ def run_product(
     if config.kernel == "early":
         assert count is None, kind
         return early_product(x, weight, config, epilogue, kind.chunks, out)
+    if config.kernel.startswith("wide"):
+        assert count is None, kind
+        return wide_product(x, weight, config, epilogue, kind.chunks, out)
     return product(x, weight, config, epilogue=epilogue, chunks=kind.chunks, out=out, count=count)
 
 
 def stored_as(kind: Product, config: GemmConfig) -> str:
     """The epilogue that `config` uses for `kind`."""
-    return "parts" if kind.chunks > 1 and config.kernel != "tile" else kind.epilogue
+    return "parts" if kind.chunks > 1 and config.kernel not in ("tile", "wide") else kind.epilogue
 
 
 def _run_library(kind: Product, x: Tensor, weight: Tensor, *, is_exact: bool) -> Tensor:

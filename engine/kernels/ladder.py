@@ -17,8 +17,10 @@ STEPS = (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 @dataclass(frozen=True, slots=True)
 class GemmConfig:
-    """How a kernel runs; never part of what it computes. `kernel` is "stream" or "tile" of `gemm_triton`, or "early"
-    (`early_triton`). With `shares` the outputs are cut in that many tiles of equal height, up to block_n."""
+    """How a kernel runs; never part of what it computes. `kernel` is "stream" or "tile" of `gemm_triton`, "early"
+    (`early_triton`), or "wide" of `wide_triton`, "wide-parts" where it leaves chunks to be added up. With `shares` the
+    outputs are cut in that many tiles of equal height, up to block_n. block_n of the wide kernel counts rows of the
+    weight, gate and up together."""
 
     kernel: str
     block_m: int
@@ -112,6 +114,11 @@ _ONE_ROW = (
     GemmConfig("early", 16, 32, 128, 4, 6),
     GemmConfig("early", 16, 64, 128, 8, 3),
 )
+_WIDE = (
+    GemmConfig("wide", 128, 128, 64, 8, 6),
+    GemmConfig("wide", 128, 256, 64, 8, 3),
+    GemmConfig("wide", 128, 256, 64, 8, 4),
+)
 _CANDIDATES: dict[int, tuple[GemmConfig, ...]] = {
     1: (*_ONE_ROW, *_FEW_ROWS),
     16: _FEW_ROWS,
@@ -153,6 +160,7 @@ _CANDIDATES: dict[int, tuple[GemmConfig, ...]] = {
         GemmConfig("tile", 128, 128, 64, 8, 4),
         GemmConfig("tile", 64, 256, 64, 4, 4),
         GemmConfig("tile", 128, 256, 64, 8, 3),
+        *_WIDE,
     ),
     4096: (
         GemmConfig("tile", 64, 256, 64, 4, 4),
@@ -160,6 +168,7 @@ _CANDIDATES: dict[int, tuple[GemmConfig, ...]] = {
         GemmConfig("tile", 128, 256, 64, 8, 3),
         GemmConfig("tile", 128, 256, 64, 8, 3, flatten=True),
         GemmConfig("tile", 256, 128, 64, 8, 3),
+        *_WIDE,
     ),
 }
 _SPLIT_CANDIDATES: dict[int, tuple[GemmConfig, ...]] = {
@@ -171,6 +180,8 @@ _SPLIT_CANDIDATES: dict[int, tuple[GemmConfig, ...]] = {
         GemmConfig("tile", 64, 128, 64, 4, 5, flatten=True),
         GemmConfig("tile", 128, 64, 64, 4, 6, flatten=True),
         GemmConfig("tile", 128, 128, 64, 8, 4, flatten=True),
+        GemmConfig("wide", 128, 64, 64, 8, 8),
+        GemmConfig("wide-parts", 128, 128, 64, 8, 7),
     ),
     4096: (
         GemmConfig("tile", 64, 128, 64, 4, 5, flatten=True),
@@ -181,6 +192,7 @@ _SPLIT_CANDIDATES: dict[int, tuple[GemmConfig, ...]] = {
 """For products of several chunks, beside the others: few tiles leave a card half empty, tiles of every chunk don't."""
 _SURE = GemmConfig("stream", 16, 32, 128, 4, 3)
 MOST_EARLY_BYTES = 220 << 10  # of shared memory that one program of the early kernel may have
+MOST_WIDE_BYTES = 226 << 10  # and of the wide kernel, beside its barriers
 
 
 def sure(product: Product) -> GemmConfig:
@@ -200,6 +212,8 @@ def candidates(product: Product, step: int) -> tuple[GemmConfig, ...]:
 def _fits(product: Product, config: GemmConfig) -> bool:
     if config.kernel != "stream" and product.epilogue == "float":
         return False
+    if config.kernel.startswith("wide"):
+        return _fits_wide(product, config)
     if config.kernel == "early" and not _fits_early(product, config):
         return False
     if config.shares and not config.block_n // 2 < config.tile_rows(product.outputs) <= config.block_n:
@@ -216,6 +230,15 @@ def _fits_early(product: Product, config: GemmConfig) -> bool:
     steps = -(-chunk_length(product.inputs, product.chunks) // config.block_k)
     ring = config.stages * config.block_n * (2 if product.epilogue == "pair" else 1)
     return 2 * config.block_k * (ring + (1 << (steps - 1).bit_length())) <= MOST_EARLY_BYTES
+
+
+def _fits_wide(product: Product, config: GemmConfig) -> bool:
+    """Its ring takes what shared memory has beside the outputs of a tile."""
+    is_parts = config.kernel == "wide-parts"
+    stage = (config.block_m + config.block_n) * config.block_k
+    outputs = 0 if is_parts else config.block_m * config.block_n // (2 if product.epilogue == "pair" else 1)
+    fits = 2 * (config.stages * stage + outputs) <= MOST_WIDE_BYTES < 2 * ((config.stages + 1) * stage + outputs)
+    return fits and (product.chunks > 1 or not is_parts)
 
 
 def untimed(product: Product, rows: int) -> GemmConfig:

@@ -117,6 +117,11 @@ def launch_options(early: bool) -> dict[str, bool]:
     return {"launch_pdl": True} if early else {}
 
 
+def multiplies_in_groups(device: torch.device) -> bool:
+    """Whether `device` has products of groups of four warps on shared memory (Hopper alone)."""
+    return not INTERPRETED and device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+
+
 def multiprocessors(device: torch.device) -> int:
     """How many programs of a persistent grid run side by side; a token number where there is no GPU."""
     if device.type != "cuda":

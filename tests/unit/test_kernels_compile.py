@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 pytest.importorskip("triton", reason="triton isn't installed: pip install 'triton>=3.6'")
 
 import triton.language as tl
+from triton.experimental.gluon import language as gl
 
 from epicycle.engine.kernels import (
     argmax_triton,
@@ -24,9 +26,18 @@ from epicycle.engine.kernels import (
     prompt_attention_triton,
     rope_kv_triton,
     silu_triton,
+    wide_triton,
     work_triton,
 )
-from epicycle.engine.kernels.ladder import MOST_EARLY_BYTES, STEPS, GemmConfig, Product, candidates, chunk_length
+from epicycle.engine.kernels.ladder import (
+    MOST_EARLY_BYTES,
+    MOST_WIDE_BYTES,
+    STEPS,
+    GemmConfig,
+    Product,
+    candidates,
+    chunk_length,
+)
 from tests.fakes.compiled import Compiled, compiled
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -79,6 +90,19 @@ def tile(config: GemmConfig, epilogue: str, chunks: int, path: Path) -> Compiled
     return compiled(gemm_triton.tile_kernel, arguments, {**constants, "DTYPE": tl.bfloat16}, path, **launch)
 
 
+def wide(config: GemmConfig, epilogue: str, chunks: int, path: Path) -> Compiled:
+    m, n, k = config.block_m, config.block_n // (2 if epilogue == "pair" else 1), config.block_k
+    shapes = {"x_desc": (m, k), "w_desc": (n // 2, k), "y": (m // 2, n // 2)}
+    layouts = {name: gl.NVMMASharedLayout.get_default_for(list(shape), gl.bfloat16) for name, shape in shapes.items()}
+    arguments = {name: f"tensordesc<bf16[{rows}, {width}],{layouts[name]!r}>" for name, (rows, width) in shapes.items()}
+    if epilogue == "parts":
+        arguments["y"] = F
+    arguments |= dict.fromkeys(("M", "N16", "steps", "whole", "cut", "y_stride16", "part_stride16"), N)
+    constants = {"BLOCK_M": m, "BLOCK_N": config.block_n, "BLOCK_K": k, "GROUP_M": config.group_m}
+    constants |= {"SLOTS": config.stages, "CHUNKS": chunks, "EPILOGUE": wide_triton.EPILOGUES[epilogue]}
+    return compiled(wide_triton.wide_kernel, arguments, {**constants, "DTYPE": tl.bfloat16}, path, num_warps=4)
+
+
 def widest(product: Product) -> GemmConfig:
     """The candidate with the biggest tile."""
     every = [config for step in STEPS for config in candidates(product, step) if config.kernel == "tile"]
@@ -118,6 +142,30 @@ def test_products_of_many_rows_use_warp_group_products_and_the_tensor_copy_engin
     assert (0, 0) == (found.stack_bytes, found.spills)
     for instruction in ("HGMMA", "UTMALDG", "UTMASTG"):
         assert instruction in found.sass
+
+
+@pytest.mark.parametrize(("epilogue", "chunks"), [("plain", 1), ("plain", 4), ("pair", 1), ("parts", 4)])
+def test_wide_tiles_keep_everything_in_registers_and_wait_for_no_product_alone(
+    epilogue: str, chunks: int, tmp_path: Path
+) -> None:
+    kernel = "wide-parts" if epilogue == "parts" else "wide"
+    product = Product("any", 2048, 5632, "plain" if epilogue == "parts" else epilogue, chunks)
+    configs = {config for step in STEPS for config in candidates(product, step) if config.kernel == kernel}
+    assert configs
+    for config in configs:
+        found = wide(config, epilogue, chunks, tmp_path)
+        assert (0, 0) == (found.stack_bytes, found.spills)
+        assert MOST_WIDE_BYTES + 1024 >= found.shared_bytes
+        assert {"UTMALDG", "USETMAXREG"} <= set(re.findall(r"UTMALDG|USETMAXREG", found.sass))
+        products = re.findall(rf"HGMMA\.64x{config.block_n}x16\S* [^;]*", found.sass)
+        assert len(products) == config.block_k // 16 * sum("gsb0" in line for line in products) > 0  # once a step
+
+
+@pytest.mark.parametrize(
+    ("units", "shares"), [(704, (660, 88)), (128, (128, 0)), (136, (132, 8)), (66, (0, 132)), (264, (264, 0))]
+)
+def test_a_round_that_half_of_the_card_would_sit_out_is_cut_in_two(units: int, shares: tuple[int, int]) -> None:
+    assert shares == wide_triton.shared_out(units, 132)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "width", "pairs"), MODELS)

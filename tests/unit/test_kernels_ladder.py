@@ -99,8 +99,20 @@ def test_only_one_row_is_for_the_early_kernel_and_never_where_a_count_decides() 
 
 def test_two_accumulators_fit_the_register_file() -> None:
     pair = Product("pair", 5632, 2048, "pair")
-    wide = [config for step in STEPS for config in candidates(pair, step) if config != LIBRARY]
-    assert all(2 * config.block_m * config.block_n <= 128 * 32 * config.warps for config in wide)
+    tiles = [config for step in STEPS for config in candidates(pair, step) if config.kernel in ("stream", "tile")]
+    assert all(2 * config.block_m * config.block_n <= 128 * 32 * config.warps for config in tiles)
+
+
+def test_wide_tiles_are_for_many_rows_and_their_rings_fill_shared_memory() -> None:
+    split, pair = Product("split", 2048, 5632, chunks=4), Product("pair", 5632, 2048, "pair")
+
+    def found(product: Product, step: int) -> set[str]:
+        return {config.key for config in candidates(product, step) if config.kernel.startswith("wide")}
+
+    assert all(not found(product, step) for product in (split, pair, PLAIN) for step in STEPS if step < 256)
+    assert {"wide-128x128x64-w8s6", "wide-128x256x64-w8s3"} == found(split, 2048) == found(PLAIN, 2048)
+    assert found(split, 2048) | {"wide-128x64x64-w8s8", "wide-parts-128x128x64-w8s7"} == found(split, 512)
+    assert {"wide-128x128x64-w8s6", "wide-128x256x64-w8s4"} == found(pair, 512)
 
 
 def test_every_product_has_something_to_run_untimed() -> None:
