@@ -18,7 +18,9 @@ from epicycle.engine.flash_attention import FlashParts, FlashRun, layer_view, sl
 from epicycle.engine.frame import Frame
 from epicycle.engine.kernels.decode_attention_triton import PIECE, allocate_scratch, decode_attention, list_runs
 from epicycle.engine.kernels.early_check import early_holds
+from epicycle.engine.kernels.hopper_prompt_triton import hopper_prompt_attention, item_rows
 from epicycle.engine.kernels.prompt_attention_triton import QUERY_TILE, PromptChunks, prompt_attention, query_tile
+from epicycle.engine.kernels.prompt_check import hopper_prompt_holds
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning, rope_kv
 from epicycle.engine.kernels.tick_triton import addresses, write_kv
 from epicycle.engine.kernels.triton_common import multiprocessors
@@ -64,6 +66,7 @@ class PagedAttention:
         shape = heads, geometry.kv_heads, geometry.head_dim, pool.page_tokens
         self.is_early = turns_pairs is not None and early_holds(*shape, turns_pairs, pool.k.dtype, device)
         self.side = SideStream(device)
+        self.is_hopper = self.flash.prompt is None and hopper_prompt_holds(*shape, pool.k.dtype, device)
         self.prompt_work = allocate_work(-(-prompt_rows // QUERY_TILE) + MOST_CHUNKS, device)
 
     def rows(self, frame: Frame) -> PagedRows:
@@ -71,10 +74,10 @@ class PagedAttention:
 
     def runs_beside(self, prompt_rows: int) -> bool:
         """Whether so many prompt rows are attended to beside decode rows, and not after them."""
+        if self.context_tokens <= CONTEXT_TO_RUN_BESIDE or self.is_hopper:
+            return 0 < prompt_rows and self.context_tokens <= CONTEXT_TO_RUN_BESIDE
         tile = query_tile(prompt_rows, self.context_tokens, self.pool.geometry.head_dim)
-        programs = prompt_rows // tile * self.heads
-        is_short = self.context_tokens <= CONTEXT_TO_RUN_BESIDE
-        return prompt_rows > 0 and (is_short or programs >= PROGRAMS_TO_RUN_BESIDE * multiprocessors(self.pool.device))
+        return prompt_rows // tile * self.heads >= PROGRAMS_TO_RUN_BESIDE * multiprocessors(self.pool.device)
 
     def has_listed(self, frame: Frame) -> bool:
         """The work list is that of these rows already: deeper loops of a token read as far as its first. If not, the
@@ -185,7 +188,8 @@ class PagedRows:
             return
         assert self._chunks is not None
         at = self._addresses(self._planned()[is_once][:, self._frame.decode_rows :])
-        prompt_attention(q, shared.heads, at, self._chunks, pool.k, pool.v, layer, out=out)
+        attend = hopper_prompt_attention if shared.is_hopper else prompt_attention
+        attend(q, shared.heads, at, self._chunks, pool.k, pool.v, layer, out=out)
 
     def _by_heads(self, q: Tensor) -> Tensor:
         return q.view(len(q), self._attention.heads, -1)
@@ -238,7 +242,10 @@ class PagedRows:
         starts = frame.positions[frame.decode_rows :][firsts].to(torch.int32)
         counts = torch.where(is_live, counts, 0).to(torch.int32)
         shared = self._attention
-        tile = query_tile(frame.prompt_rows, shared.context_tokens, shared.pool.geometry.head_dim)
+        if shared.is_hopper:
+            tile = item_rows(frame.prompt_rows, shared.heads, shared.pool.device)
+        else:
+            tile = query_tile(frame.prompt_rows, shared.context_tokens, shared.pool.geometry.head_dim)
         chunks = PromptChunks(firsts.to(torch.int32), counts, shared.prompt_work, tile)
         list_tiles(chunks.work, chunks.counts, starts, tile)
         return chunks

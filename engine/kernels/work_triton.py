@@ -21,12 +21,14 @@ from epicycle.engine.kernels.triton_common import next_power
 @dataclass(frozen=True, slots=True)
 class WorkList:
     """`items` [most, 2] int32 (owner, piece), `total` [1] int32 entries in use, `piece` [1] int32 length of a piece,
-    `most` the bound the host knows."""
+    `most` the bound the host knows. `taken` [1] int32 belongs to a launch that deals out entries while it runs, and is
+    0 between launches."""
 
     items: Tensor
     total: Tensor
     piece: Tensor
     most: int
+    taken: Tensor
 
 
 MOST_RUN = 32  # pieces of one run, at most
@@ -91,8 +93,8 @@ def tiles_kernel(sizes_ptr, starts_ptr, items_ptr, total_ptr, piece_ptr, owners,
 def allocate_work(capacity: int, device: torch.device) -> WorkList:
     """A list that may be filled again and again."""
     items = torch.zeros(capacity, 2, dtype=torch.int32, device=device)
-    total, piece = (torch.zeros(1, dtype=torch.int32, device=device) for _ in range(2))
-    return WorkList(items, total, piece, capacity)
+    total, piece, taken = (torch.zeros(1, dtype=torch.int32, device=device) for _ in range(3))
+    return WorkList(items, total, piece, capacity, taken)
 
 
 def fill_work(work: WorkList, sizes: Tensor, piece: int) -> None:

@@ -11,11 +11,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from epicycle.engine.kernels.bench.rows import decode_batch, make_pool, make_turning, prompt_batch
+from epicycle.engine.kernels.bench.rows import PAGE_TOKENS, decode_batch, make_pool, make_turning, prompt_batch
 from epicycle.engine.kernels.bench.shapes import Shape
 from epicycle.engine.kernels.bench.timing import random_weights
 from epicycle.engine.kernels.decode_attention_triton import decode_attention, plain_decode_attention
 from epicycle.engine.kernels.gemm_triton import added_parts, plain_product, run_product
+from epicycle.engine.kernels.hopper_prompt_triton import ROWS, hopper_prompt_attention, takes
 from epicycle.engine.kernels.ladder import LIBRARY, GemmConfig, Product, candidates, sure
 from epicycle.engine.kernels.norm_triton import gate_logit, norm, norm_after, plain_norm_after
 from epicycle.engine.kernels.plain import PlainOps
@@ -204,7 +205,14 @@ def check_prompt(shape: Shape) -> Report:
         config = PromptConfig(warps, stages)
         again = prompt_attention(q, shape.heads, rows, other, pool.k, pool.v, 1, config=config)
         report[f"q{tile}w{warps}s{stages}_equal"] = torch.equal(out, again)
-    report["ok"] = bool(report["ok"] and report["cut_equal"])
+    equal = True
+    for item in ROWS if takes(shape.head_dim, PAGE_TOKENS, q.dtype, q.device) else ():
+        for at, cuts in ((rows, chunks), (other_rows, cut)):
+            _, other = prompt_batch(pool, cuts, item)
+            again = hopper_prompt_attention(q, shape.heads, at, other, pool.k, pool.v, 1)
+            equal &= torch.equal(out, again)
+    report["hopper_equal"] = equal
+    report["ok"] = bool(report["ok"] and report["cut_equal"] and report["hopper_equal"])
     return report
 
 

@@ -17,6 +17,7 @@ from epicycle.engine.kernels.bench.shapes import Shape
 from epicycle.engine.kernels.bench.timing import random_weights
 from epicycle.engine.kernels.decode_attention_triton import DecodeConfig, decode_attention
 from epicycle.engine.kernels.gemm_triton import run_product, stored_as
+from epicycle.engine.kernels.hopper_prompt_triton import hopper_prompt_attention
 from epicycle.engine.kernels.ladder import GemmConfig, Product
 from epicycle.engine.kernels.norm_triton import gate_logit, norm, norm_after
 from epicycle.engine.kernels.prompt_attention_triton import PromptChunks, prompt_attention
@@ -149,14 +150,17 @@ def separate_decode(shape: Shape, pool: Pool, batch: DecodeBatch, turning: Turni
     return attend
 
 
-def prompt(shape: Shape, pool: Pool, rows: RowAddresses, chunks: PromptChunks, turning: Turning) -> Attend:
+def prompt(
+    shape: Shape, pool: Pool, rows: RowAddresses, chunks: PromptChunks, turning: Turning, *, is_hopper: bool
+) -> Attend:
     """Packed prompt chunks."""
+    kernel = hopper_prompt_attention if is_hopper else prompt_attention
     count = rows.slots.shape[0]
     q, out = (torch.empty(count, shape.heads * shape.head_dim, dtype=torch.bfloat16, device="cuda") for _ in range(2))
 
     def attend(qkv: Tensor, layer: int) -> Tensor:
         at = layer % pool.slots_per_page
         rope_kv(qkv, shape.heads, turning, rows, pool.k, pool.v, at, out=q)
-        return prompt_attention(q, shape.heads, rows, chunks, pool.k, pool.v, at, out=out)
+        return kernel(q, shape.heads, rows, chunks, pool.k, pool.v, at, out=out)
 
     return attend

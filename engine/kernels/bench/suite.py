@@ -26,13 +26,16 @@ from epicycle.engine.kernels.bench.loops import (
     prompt,
     separate_decode,
 )
-from epicycle.engine.kernels.bench.rows import decode_batch, make_pool, make_turning, prompt_batch
+from epicycle.engine.kernels.bench.rows import PAGE_TOKENS, decode_batch, make_pool, make_turning, prompt_batch
 from epicycle.engine.kernels.bench.shapes import HUGINN, OURO, SHAPES, Shape, layer_floor_us, product_floor_us
 from epicycle.engine.kernels.bench.timing import ceilings, copies_of, graph_us, random_weights
 from epicycle.engine.kernels.decode_attention_triton import DecodeConfig, decode_attention, default_config
 from epicycle.engine.kernels.gemm_triton import run_product, stored_as
+from epicycle.engine.kernels.hopper_prompt_triton import ROWS as ITEM_ROWS
+from epicycle.engine.kernels.hopper_prompt_triton import hopper_prompt_attention, item_rows
 from epicycle.engine.kernels.ladder import LIBRARY, GemmConfig, Product, candidates, chunk_length, sure
 from epicycle.engine.kernels.prompt_attention_triton import QUERY_TILE, PromptConfig, prompt_attention
+from epicycle.engine.kernels.prompt_check import hopper_prompt_holds
 from epicycle.engine.kernels.rope_kv_triton import rope_kv
 
 DECODE_CONFIGS = (DecodeConfig(2, 4, 128), DecodeConfig(2, 3, 168), DecodeConfig(3, 2, None))
@@ -170,6 +173,10 @@ class Bench:
             times[f"q{query} w{config.warps}s{config.stages}"] = graph_us(
                 [partial(one, layer=layer) for layer in range(4)]
             )
+        for query in ITEM_ROWS if _holds(shape) else ():
+            at, packed = prompt_batch(pool, chunks, query)
+            one = partial(hopper_prompt_attention, q, shape.heads, at, packed, pool.k, pool.v)
+            times[f"hopper q{query}"] = graph_us([partial(one, layer=layer) for layer in range(4)])
         best = min(times, key=lambda key: times[key])
         rate = work_flop / times[best] / 1e6
         print(f"{shape.name} prompt {chunks[0]} x{len(chunks)} best {times[best]:.1f} us ({best}) {rate:.0f} TFLOP/s")
@@ -199,11 +206,15 @@ class Bench:
             name = f"{shape.name} loop {rows} without attention"
             found[name] = self._time_loop(name, Loop(core, rows, self.pick, no_attention(shape, rows)), floor)
         for count in prompts:
-            at, chunks = prompt_batch(pool, [(0, count)], QUERY_TILE)
+            is_hopper = _holds(shape)
+            tile = item_rows(count, shape.heads, pool.k.device) if is_hopper else QUERY_TILE
+            at, chunks = prompt_batch(pool, [(0, count)], tile)
             name = f"{shape.name} loop of a {count}-token prompt"
             floor = shape.layers * layer_floor_us(shape, count, 0)
             found[name] = self._time_loop(
-                name, Loop(core, count, self.pick, prompt(shape, pool, at, chunks, turning)), floor
+                name,
+                Loop(core, count, self.pick, prompt(shape, pool, at, chunks, turning, is_hopper=is_hopper)),
+                floor,
             )
         return found
 
@@ -274,6 +285,7 @@ def attention_units() -> list[Callable[[], object]]:
         units += [partial(_decode_small, shape, config) for config in DECODE_CONFIGS]
         units.append(partial(_decode_small, shape, DecodeConfig(), is_separate=True))
         units += [partial(_prompt_small, shape, *settings) for settings in PROMPT_CONFIGS]
+        units.append(partial(_holds, shape))
     return units
 
 
@@ -286,6 +298,11 @@ def _decode_small(shape: Shape, config: DecodeConfig, *, is_separate: bool = Fal
         q if is_separate else qkv, shape.heads, batch.rows, batch.work, batch.scratch, pool.k, pool.v, 0,
         turning=None if is_separate else turning, config=config,
     )  # fmt: skip
+
+
+def _holds(shape: Shape) -> bool:
+    device = torch.device("cuda", torch.cuda.current_device())
+    return hopper_prompt_holds(shape.heads, shape.kv_heads, shape.head_dim, PAGE_TOKENS, torch.bfloat16, device)
 
 
 def _prompt_small(shape: Shape, query: int, config: PromptConfig) -> None:

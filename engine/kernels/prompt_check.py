@@ -1,0 +1,71 @@
+"""Whether prompt attention for Hopper gives the bits of its twin on this card, with this compiler.
+
+Owns one comparison, made once for a shape: chunks that begin and end anywhere, with poison in cells that nobody has
+written. Where a bit differs, or the kernel is refused, the twin serves. It must not know pools or ticks.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from epicycle.engine.kernels.hopper_prompt_triton import ROWS, hopper_prompt_attention, takes
+from epicycle.engine.kernels.prompt_attention_triton import PromptChunks, prompt_attention
+from epicycle.engine.kernels.rope_kv_triton import RowAddresses
+from epicycle.engine.kernels.work_triton import allocate_work, list_tiles
+
+CHUNKS = ((0, 300), (130, 129), (700, 1), (5, 64), (0, 1), (63, 65), (448, 256))
+"""First position and rows: less than a tile of keys, whole tiles, halves of an item without rows, ragged ends."""
+
+
+@cache
+def hopper_prompt_holds(
+    heads: int, kv_heads: int, width: int, page_tokens: int, dtype: torch.dtype, device: torch.device
+) -> bool:
+    """True where prompts may use it. Uses some tens of MiB and waits for the device."""
+    if not takes(width, page_tokens, dtype, device):
+        return False
+    try:
+        return _is_equal(heads, kv_heads, width, page_tokens, dtype, device)
+    except Exception:  # this card or this Triton refuses it: whatever the reason, it isn't used
+        return False
+
+
+def _is_equal(
+    heads: int, kv_heads: int, width: int, page_tokens: int, dtype: torch.dtype, device: torch.device
+) -> bool:
+    generator = torch.Generator(device).manual_seed(heads)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, device=device, generator=generator).to(dtype)
+
+    def column(values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=device)
+
+    window = -(-max(first + count for first, count in CHUNKS) // page_tokens)
+    table = torch.randperm(len(CHUNKS) * window, device=device, generator=generator, dtype=torch.int32)
+    table = table.view(len(CHUNKS), window)
+    size = 2 * table.numel(), page_tokens, kv_heads, width
+    k, v = normal(*size), normal(*size)
+    slots = column([index for index, (_, count) in enumerate(CHUNKS) for _ in range(count)])
+    positions = column([first + offset for first, count in CHUNKS for offset in range(count)])
+    rows = RowAddresses(slots, positions, torch.zeros_like(slots), table, 2)
+    for index, (first, count) in enumerate(CHUNKS):
+        beyond = column(list(range(first + count, window * page_tokens)))
+        owner = torch.full_like(beyond, index)
+        cells = RowAddresses(owner, beyond, torch.zeros_like(owner), table, 2).cells(1, page_tokens)
+        for pool in (k, v):
+            pool.view(-1, kv_heads, width)[cells] = float("nan")
+    starts, counts = (column(list(values)) for values in zip(*CHUNKS, strict=True))
+    firsts = (torch.cumsum(counts, 0) - counts).to(torch.int32)
+    q = normal(len(slots), heads * width)
+    for item in ROWS:
+        chunks = PromptChunks(firsts, counts, allocate_work(len(slots) // item + len(CHUNKS), device), item)
+        list_tiles(chunks.work, counts, starts, item)
+        expected = prompt_attention(q, heads, rows, chunks, k, v, 1)
+        actual = hopper_prompt_attention(q, heads, rows, chunks, k, v, 1, out=torch.full_like(expected, float("nan")))
+        if not torch.equal(expected, actual):  # what isn't a number equals nothing
+            return False
+    return True
