@@ -8,7 +8,6 @@ kernels, the same steps run by plain torch. It must not know leases, streams or 
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -29,14 +28,6 @@ from epicycle.engine.tick_backend import TickBackend
 from epicycle.engine.tick_inputs import MOST_CHUNKS, Ladder, TickInputs, TickShape, samples_at_end
 from epicycle.engine.tickets import DeviceTicket, Reports, ResultColumns, ScoreParts, record
 from epicycle.engine.upload import upload
-
-_PLAIN = SamplerSteps(penalise=False, bias=False, hold_stops=False, draw=False, filter=False, alternatives=0)
-SAMPLED_PARTS = {
-    "scored": _PLAIN,
-    "drawn": dataclasses.replace(_PLAIN, draw=True),
-    "filtered": dataclasses.replace(_PLAIN, draw=True, filter=True),
-}
-"""Parts that sample more than the likeliest token and whose launches never change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +52,7 @@ class DeviceTick:
         self._inputs = tensors.inputs
         self._backend = backend
         self._runner = runner
-        self._read_out = ReadOut(model, tensors, backend.line_up, backend.greedy)
+        self._read_out = ReadOut(model, tensors.slots, backend.line_up, backend.greedy, backend.sample)
         self._reports: dict[Part, Reports] = {}
         self.most_prompt_rows = tensors.inputs.ladder.prompt[-1]
 
@@ -135,10 +126,8 @@ class DeviceTick:
                 self._run_loop(part.shape, has_prelude=part.flag)
             case "greedy":
                 self._run_greedy(part.shape, has_ends=part.flag)
-            case "scored" | "drawn" | "filtered":
-                self._run_sampled(part)
             case "sampled":
-                self._read_out.sampled(self._frame(part.shape), SamplerSteps(), has_ends=part.flag)
+                self._run_sampled(part.shape, SamplerSteps(), has_ends=part.flag)
             case _:
                 raise AssertionError(part)
 
@@ -161,12 +150,10 @@ class DeviceTick:
             held = torch.cat((held, self._tensors.states[self._tensors.state_rows(frame)]))
         if not has_prelude:
             return held
-        is_fresh = frame.depths == 0
         tokens = slots.token[slot]
         if frame.prompt_rows:
             tokens = torch.cat((tokens, self._prompt_tokens(frame)))
-        rows = self._backend.attention.rows(frame.only(is_fresh) if self._model.spec.first_recurrent else frame)
-        return torch.where(is_fresh.unsqueeze(1), self._model.prelude(tokens, rows), held)
+        return self._backend.enter(tokens, frame, held)
 
     def _prompt_tokens(self, frame: Frame) -> Tensor:
         prompt, decode = self._slots.prompt, frame.decode_rows
@@ -182,32 +169,30 @@ class DeviceTick:
     def _token(self, shape: TickShape) -> None:
         """Every loop of a token, for decode rows that all start one and take all their loops: nothing to decide."""
         frame = self._frame(shape)
-        state = self._enter(frame, has_prelude=True)
+        state = self._backend.enter(self._slots.token[frame.slots], frame, None)
         for depth in range(self._slots.loops):
             at = frame.deeper(depth) if depth else frame
             state, _ = self._backend.run_loop(state, at, wants_gate=False)
         self._backend.settle.token(frame, state)
 
     def _end(self, shape: TickShape, due: _Due) -> Reports | None:
-        """Coda, head and sampling of the rows that are due, with as little of the sampler as serves them all."""
+        """Coda, head and sampling of the rows that are due."""
         shape = self._read_shape(shape)
-        if due.steps is None:
-            self._run_greedy(shape, has_ends=due.has_ends)
-            return None
-        name = next((name for name, steps in SAMPLED_PARTS.items() if steps == due.steps), None)
-        if name is not None:
-            return self._run_sampled(Part(name, shape, due.has_ends))
-        return self._read_out.sampled(self._frame(shape), due.steps, has_ends=due.has_ends)
+        if due.steps is not None:
+            return self._run_sampled(shape, due.steps, has_ends=due.has_ends)
+        self._run_greedy(shape, has_ends=due.has_ends)
+        return None
 
-    def _run_sampled(self, part: Part) -> Reports:
-        """Reports of a graph lie where its capture put them; they are copied before another part runs."""
+    def _run_sampled(self, shape: TickShape, steps: SamplerSteps, *, has_ends: bool) -> Reports:
+        """Reports of a graph lie where its capture put them; they are copied before another part runs. A graph serves
+        all `steps`, since only a sampler that does is captured."""
+        part = Part("sampled", shape, has_ends)
 
         def launch() -> None:
-            frame, steps = self._frame(part.shape), SAMPLED_PARTS[part.name]
-            self._reports[part] = self._read_out.sampled(frame, steps, has_ends=part.flag)
+            self._reports[part] = self._read_out.sampled(self._frame(shape), steps, has_ends=has_ends)
 
         self._runner.run(part, launch)
-        return self._reports[part]
+        return self._reports[part].first(steps.alternatives)
 
     def _run_greedy(self, shape: TickShape, *, has_ends: bool) -> None:
         part = Part("greedy", shape, has_ends)
@@ -230,7 +215,7 @@ class DeviceTick:
         scored = [(chunk, start) for chunk, start in done if chunk.resident.join.sampling.prompt_logprobs >= 0]
         if not kept and not scored:
             return []
-        states, x = head_inputs(self._model, self._tensors, self._frame(shape), self._backend.attention)
+        states, x = head_inputs(self._model.spec, self._tensors, self._frame(shape), self._backend.run_coda)
         for chunk, row in kept:
             self._slots.heads.store(chunk.resident.head_to, states[row], x[row])
         return [self._score_chunk(chunk, x[start : start + chunk.count]) for chunk, start in scored]
@@ -261,7 +246,7 @@ class DeviceTick:
         if steps is None:
             self._read_out.take_greedy(found)
         else:
-            reports = self._read_out.take_sampled(found, steps)
+            reports = self._read_out.take_sampled(found, steps).first(steps.alternatives)
         flags, samples = self._tensors.results.to_host(0, count)
         return self._ticket_of(0, list(residents), flags, samples, reports, [])
 

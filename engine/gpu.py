@@ -52,13 +52,13 @@ _CHOSEN: dict[tuple[Product, int, torch.dtype, torch.device, bool], GemmConfig] 
 
 
 def products_of(spec: ModelSpec) -> list[Product]:
-    """Every product that the fused loop, the head and, where they hold layers, prelude and coda multiply by."""
+    """Every product that fused layers, the head and Nanbeige's loop multiply by."""
     hidden, inner = spec.hidden_size, spec.intermediate_size
     heads, qkv = spec.heads * spec.head_dim, (spec.heads + 2 * spec.kv_heads) * spec.head_dim
     shapes = [(qkv, hidden, "plain"), (hidden, heads, "plain"), (2 * inner, hidden, "pair"), (hidden, inner, "plain")]
     if spec.state_width != hidden:
         shapes.append((hidden, spec.state_width, "plain"))
-    if spec.model_type == "nanbeige" or spec.has_costly_boundary:
+    if spec.model_type == "nanbeige":
         shapes.append((2 * inner, hidden, "plain"))
     shapes.append((spec.vocab_size, hidden, "float"))
     return list(dict.fromkeys(product_of(*shape) for shape in shapes))
@@ -78,13 +78,24 @@ def make_ops(
     products = products_of(spec)
     steps = [step for step in STEPS if step <= step_for(max(row_counts))]
     on_progress("compiling kernels")
-    _compile_side_by_side(products, steps, dtype, device)
+    tried = [
+        (product, config)
+        for product in products
+        for step in steps
+        for config in (*candidates(product, step), sure(product))
+        if config != LIBRARY
+    ]
+    _compile_side_by_side(tried, dtype, device, is_counted=False)
     on_progress("checking and timing products")
     choices = _choices(products, steps, dtype, device, keeps_bits=keeps_bits)
     for product in products:
         between = [rows for rows in row_counts if rows not in STEPS and choices.find(product, rows) == LIBRARY]
         agree = _rows_that_agree(product, between, dtype, device) if keeps_bits else frozenset(between)
         choices.exact[product.name] = agree
+    if spec.has_costly_boundary:
+        counted = [(product, choices.find_counted(product, step)) for product in products for step in steps]
+        found = [(product, config) for product, config in counted if config is not None]
+        _compile_side_by_side(found, dtype, device, is_counted=True)
     return TritonOps(choices)
 
 
@@ -115,21 +126,21 @@ def _choices(
     )
 
 
-def _compile_side_by_side(products: list[Product], steps: list[int], dtype: torch.dtype, device: torch.device) -> None:
-    """Launch every configuration once from as many threads as there are cores, since each takes about a second."""
+def _compile_side_by_side(
+    units: list[tuple[Product, GemmConfig]], dtype: torch.dtype, device: torch.device, *, is_counted: bool
+) -> None:
+    """Launch every unit once from as many threads as there are cores, since each takes about a second."""
     wanted: dict[tuple[str, str, int, int], tuple[Product, GemmConfig]] = {}
-    for product in products:
-        for step in steps:
-            for config in (*candidates(product, step), sure(product)):
-                if config != LIBRARY:
-                    wanted.setdefault((config.key, product.epilogue, product.chunks, product.inputs), (product, config))
+    for product, config in units:
+        wanted.setdefault((config.key, product.epilogue, product.chunks, product.inputs), (product, config))
+    count = torch.ones(1, dtype=torch.int32, device=device) if is_counted else None
 
     def launch(unit: tuple[Product, GemmConfig]) -> None:
         product, config = unit
         small = Product(product.name, _WARM_OUTPUTS, product.inputs, product.epilogue, product.chunks)
         x = torch.zeros(_WARM_ROWS, product.inputs, dtype=dtype, device=device)
         try:
-            run_product(small, x, x.new_zeros(small.weight_rows, product.inputs), config)
+            run_product(small, x, x.new_zeros(small.weight_rows, product.inputs), config, count=count)
         except Exception:  # this card or this Triton refuses it: the check finds the same and leaves it out
             return
 

@@ -16,8 +16,8 @@ from epicycle.engine.tick_inputs import TickShape
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`name` is loop, token, greedy, scored, drawn, filtered, or sampled (never a graph); `flag` is what else its
-    launches depend on: a prelude, ends of prompts."""
+    """`name` is loop, token, greedy or sampled; `flag` is what else its launches depend on: a prelude, ends of
+    prompts."""
 
     name: str
     shape: TickShape

@@ -100,11 +100,10 @@ def _parts_of(shape: TickShape, has_prelude_layers: bool, has_coda_layers: bool)
     if has_prelude_layers:
         yield Part("loop", shape, False)
     read = shape if has_coda_layers else TickShape(shape.decode_rows, 0)
-    if shape.prompt_rows:
-        yield Part("greedy", read, True)
-    if shape.decode_rows and (has_coda_layers or not shape.prompt_rows):
-        yield Part("greedy", read, False)
+    for name in ("greedy", "sampled"):
+        if shape.prompt_rows:
+            yield Part(name, read, True)
+        if shape.decode_rows and (has_coda_layers or not shape.prompt_rows):
+            yield Part(name, read, False)
     if not shape.prompt_rows:
         yield Part("token", shape)
-        for name in ("scored", "drawn", "filtered"):
-            yield Part(name, shape, False)

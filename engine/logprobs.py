@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 _VECTOR_LANES: Final = 32
-_UNIT: Final = 2.0**44  # a sum over 2**18 tokens stays below 2**63, and what truncation loses below 2**-26
+UNIT: Final = 2.0**44  # a sum over 2**18 tokens stays below 2**63, and what truncation loses below 2**-26
 _ID_MASK: Final = 0xFFFFFFFF
 MAX_VOCAB: Final = 1 << 18
 
@@ -65,9 +65,9 @@ def raw_logprobs(padded: Tensor, tokens: Tensor, wanted: Tensor, width: int) -> 
 
 def _log_total(padded: Tensor, peak: Tensor) -> Tensor:
     """[M] float64: log of the sum of exp(x - peak)."""
-    total = (torch.exp(padded - peak) * _UNIT).to(torch.int64).sum(dim=-1)
+    total = (torch.exp(padded - peak) * UNIT).to(torch.int64).sum(dim=-1)
     count = len(total)
-    return torch.log(pad(total, (0, -count % _VECTOR_LANES), value=1).to(torch.float64) / _UNIT)[:count]
+    return torch.log(pad(total, (0, -count % _VECTOR_LANES), value=1).to(torch.float64) / UNIT)[:count]
 
 
 def _log_share(padded: Tensor, ids: Tensor, peak: Tensor, log_total: Tensor) -> Tensor:

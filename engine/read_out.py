@@ -1,8 +1,8 @@
 """The end of a device tick: which rows get a token, the head, the sampler, and what goes back to the slots.
 
 Owns the order of these steps on the device, without a host value: rows that left (`SlotTable.left`) and prompts that
-end are lined up, those due a token first; the head and the greedy sampler read how many there are. It must not know
-how a row came to leave, nor messages.
+end are lined up, those due a token first; the head and the sampler read how many there are. It must not know how a row
+came to leave, nor messages.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from epicycle.engine.frame import Frame, FrameAttention
+from epicycle.engine.frame import Frame
 from epicycle.engine.models.base import LoopedModel
-from epicycle.engine.sampler import sample
-from epicycle.engine.sampling import SampleRows, SamplerSteps
+from epicycle.engine.models.spec import ModelSpec
+from epicycle.engine.sampler import Sampled, sample
+from epicycle.engine.sampling import SamplerSteps
 from epicycle.engine.settle import TickTensors
+from epicycle.engine.slots import SlotTable
 from epicycle.engine.tick_inputs import MOST_CHUNKS
 from epicycle.engine.tickets import Reports
 
@@ -56,9 +58,31 @@ def plain_greedy(logits: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
     return logits.argmax(dim=-1), torch.isfinite(logits).all(dim=-1)
 
 
-def head_inputs(
-    model: LoopedModel, tensors: TickTensors, frame: Frame, attention: FrameAttention
-) -> tuple[Tensor, Tensor]:
+class Sample(Protocol):
+    def __call__(self, logits: Tensor, found: Candidates, slots: SlotTable, steps: SamplerSteps) -> Sampled:
+        """A token for each row of logits [M, V] that is due one, by `steps` or more, counted where its slot penalises.
+        The report has at least as many alternatives as `steps`. Rows that aren't due mean nothing; their tokens are
+        some in the vocabulary."""
+        ...
+
+
+def plain_sample(logits: Tensor, found: Candidates, slots: SlotTable, steps: SamplerSteps) -> Sampled:
+    _, to, positions, _ = found.columns.unbind(0)
+    sampled = sample(logits, slots.sampling.gather(to, positions + 1, slots.outputs[to], steps), steps)
+    if steps.penalise:
+        is_due = torch.arange(len(to), device=to.device) < found.count
+        slots.sampling.count(to, sampled.tokens, sampled.is_finite & is_due)
+    return sampled
+
+
+class RunCoda(Protocol):
+    def __call__(self, state: Tensor, frame: Frame, count: Tensor | None = None) -> Tensor:
+        """`LoopedModel.coda` of the frame's rows; what comes out for inert rows means nothing. Those from `count` [1]
+        int32 on are all inert, and cost little."""
+        ...
+
+
+def head_inputs(spec: ModelSpec, tensors: TickTensors, frame: Frame, run_coda: RunCoda) -> tuple[Tensor, Tensor]:
     """(states, head inputs) of all rows after their last loop.
 
     They mean something for rows that are done: decode rows that left, and prompt rows at the model's last loop. The
@@ -66,19 +90,19 @@ def head_inputs(
     """
     slots, decode = tensors.slots, frame.decode_rows
     states = torch.cat((slots.state[frame.slots[:decode]], tensors.states[tensors.state_rows(frame)]))
-    if model.spec.coda_layers:
+    if spec.coda_layers:
         is_done = torch.cat((slots.left[frame.slots[:decode]], frame.depths[decode:] == slots.loops - 1))
         frame = frame.only(is_done)
-    return states, model.coda(states, attention.rows(frame))
+    return states, run_coda(states, frame)
 
 
 class PlainLineUp:
     """Meets `LineUp` for every model and rule."""
 
-    def __init__(self, model: LoopedModel, tensors: TickTensors, attention: FrameAttention) -> None:
-        self._model = model
+    def __init__(self, spec: ModelSpec, tensors: TickTensors, run_coda: RunCoda) -> None:
+        self._spec = spec
         self._tensors = tensors
-        self._attention = attention
+        self._run_coda = run_coda
 
     def candidates(self, frame: Frame, *, has_ends: bool) -> Candidates:
         slots, decode = self._tensors.slots, frame.decode_rows
@@ -99,8 +123,8 @@ class PlainLineUp:
     def _head_inputs(self, frame: Frame, *, has_ends: bool) -> tuple[Tensor, Tensor]:
         """[M, W] and [M, H] of the candidates by number."""
         tensors, slot = self._tensors, frame.slots[: frame.decode_rows]
-        if self._model.spec.coda_layers:
-            states, x = head_inputs(self._model, tensors, frame, self._attention)
+        if self._spec.coda_layers:
+            states, x = head_inputs(self._spec, tensors, frame, self._run_coda)
             row = torch.arange(len(slot), device=slot.device)
             if has_ends:
                 row = torch.cat((row, tensors.inputs.ends[0] + len(slot)))
@@ -108,7 +132,7 @@ class PlainLineUp:
         states = tensors.slots.state[slot]
         if has_ends:
             states = torch.cat((states, tensors.states[tensors.inputs.ends[2]]))
-        return states, self._model.coda(states, self._attention.rows(frame))
+        return states, self._run_coda(states, frame)
 
     def feed_back(self, found: Candidates, tokens: Tensor, is_finite: Tensor) -> None:
         slots = self._tensors.slots
@@ -121,16 +145,17 @@ class PlainLineUp:
         slots.outputs[to] = outputs
         slots.is_decoding[to] = is_due & is_finite.to(torch.bool) & ~is_stop & (outputs < slots.max_tokens[to])
         if slots.previous_final is not None:
-            slots.previous_final[to] = found.states[:, : self._model.spec.hidden_size]
+            slots.previous_final[to] = found.states[:, : self._spec.hidden_size]
         self._tensors.results.write_samples(found.count, [number, tokens, loops, is_finite, is_stop])
 
 
 class ReadOut:
-    def __init__(self, model: LoopedModel, tensors: TickTensors, line_up: LineUp, greedy: Greedy) -> None:
+    def __init__(self, model: LoopedModel, slots: SlotTable, line_up: LineUp, greedy: Greedy, sampler: Sample) -> None:
         self._model = model
-        self._slots = tensors.slots
+        self._slots = slots
         self._line_up = line_up
         self._greedy = greedy
+        self._sample = sampler
 
     def greedy(self, frame: Frame, *, has_ends: bool) -> None:
         """The likeliest token of every row that is due one."""
@@ -141,17 +166,11 @@ class ReadOut:
         self._line_up.feed_back(found, tokens, is_finite)
 
     def sampled(self, frame: Frame, steps: SamplerSteps, *, has_ends: bool) -> Reports:
-        """A token of every row that is due one, by all of `steps`."""
+        """A token of every row that is due one, by `steps`."""
         return self.take_sampled(self._line_up.candidates(frame, has_ends=has_ends), steps)
 
     def take_sampled(self, found: Candidates, steps: SamplerSteps) -> Reports:
-        slots = self._slots
-        _, to, positions, _ = found.columns.unbind(0)
-        rows: SampleRows = slots.sampling.gather(to, positions + 1, slots.outputs[to], steps)
-        sampled = sample(self._model.head(found.x, found.count), rows, steps)
-        if steps.penalise:
-            is_due = torch.arange(len(to), device=to.device) < found.count
-            slots.sampling.count(to, sampled.tokens, sampled.is_finite & is_due)
+        sampled = self._sample(self._model.head(found.x, found.count), found, self._slots, steps)
         self._line_up.feed_back(found, sampled.tokens, sampled.is_finite)
         return Reports(sampled.logprob, sampled.top_ids, sampled.top_logprobs)
 

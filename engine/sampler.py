@@ -3,7 +3,8 @@
 Owns the order of steps: penalties, bias, held stop ids, then temperature, top-k, top-p, min-p and the draw; at
 temperature 0 the likeliest token (lowest id on ties) and nothing random. A row's token is a function of its own logits
 and columns: probabilities become integers, whose sums are exact in any order, and the one random number comes from
-(seed, choice, position). It knows nothing of slots or streams; `sampling.SlotSampling` gathers its rows.
+(seed, choice, position). It knows nothing of slots or streams; `sampling.SlotSampling` gathers its rows. A GPU's tick
+has `kernels.sample_triton` instead.
 """
 
 from __future__ import annotations

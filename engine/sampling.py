@@ -18,9 +18,9 @@ from epicycle.engine.upload import upload
 
 MAX_ALTERNATIVES: Final = 20
 
-# Columns of the two packed tables, so that gathering a batch is two reads.
-_TEMPERATURE, _TOP_P, _MIN_P, _REPETITION, _PRESENCE, _FREQUENCY = range(6)
-_TOP_K, _SEED, _CHOICE, _MIN_TOKENS, _ALTERNATIVES = range(5)
+# Columns of the two packed tables, so that gathering a batch is two reads, and how many each has.
+TEMPERATURE, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY, REALS = range(7)
+TOP_K, SEED, CHOICE, MIN_TOKENS, ALTERNATIVES, INTEGERS = range(6)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,17 +149,17 @@ class SlotSampling:
         reals = self.reals.index_select(0, slots).unbind(1)
         integers = self.integers.index_select(0, slots).unbind(1)
         return SampleRows(
-            temperature=reals[_TEMPERATURE],
-            top_p=reals[_TOP_P],
-            min_p=reals[_MIN_P],
-            repetition_penalty=reals[_REPETITION],
-            presence_penalty=reals[_PRESENCE],
-            frequency_penalty=reals[_FREQUENCY],
-            top_k=integers[_TOP_K],
-            seed=integers[_SEED],
-            choice=integers[_CHOICE],
-            min_tokens=integers[_MIN_TOKENS],
-            alternatives=integers[_ALTERNATIVES],
+            temperature=reals[TEMPERATURE],
+            top_p=reals[TOP_P],
+            min_p=reals[MIN_P],
+            repetition_penalty=reals[REPETITION],
+            presence_penalty=reals[PRESENCE],
+            frequency_penalty=reals[FREQUENCY],
+            top_k=integers[TOP_K],
+            seed=integers[SEED],
+            choice=integers[CHOICE],
+            min_tokens=integers[MIN_TOKENS],
+            alternatives=integers[ALTERNATIVES],
             bias_ids=self.bias_ids.index_select(0, slots),
             bias_values=self.bias_values.index_select(0, slots),
             stop_ids=self.stop_ids.index_select(0, slots),
@@ -176,18 +176,18 @@ class SlotSampling:
 
 
 def _real_columns(params: SamplingParams) -> list[float]:
-    columns = [0.0] * 6
-    columns[_TEMPERATURE], columns[_TOP_P], columns[_MIN_P] = params.temperature, params.top_p, params.min_p
-    columns[_REPETITION] = params.repetition_penalty
-    columns[_PRESENCE], columns[_FREQUENCY] = params.presence_penalty, params.frequency_penalty
+    columns = [0.0] * REALS
+    columns[TEMPERATURE], columns[TOP_P], columns[MIN_P] = params.temperature, params.top_p, params.min_p
+    columns[REPETITION] = params.repetition_penalty
+    columns[PRESENCE], columns[FREQUENCY] = params.presence_penalty, params.frequency_penalty
     return columns
 
 
 def _integer_columns(params: SamplingParams) -> list[int]:
     assert 0 <= params.seed < 2**64
     assert 0 <= params.alternatives <= MAX_ALTERNATIVES
-    columns = [0] * 5
-    columns[_TOP_K], columns[_CHOICE], columns[_MIN_TOKENS] = params.top_k, params.choice, params.min_tokens
-    columns[_SEED] = params.seed - 2**64 if params.seed >= 2**63 else params.seed
-    columns[_ALTERNATIVES] = params.alternatives
+    columns = [0] * INTEGERS
+    columns[TOP_K], columns[CHOICE], columns[MIN_TOKENS] = params.top_k, params.choice, params.min_tokens
+    columns[SEED] = params.seed - 2**64 if params.seed >= 2**63 else params.seed
+    columns[ALTERNATIVES] = params.alternatives
     return columns

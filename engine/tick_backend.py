@@ -16,8 +16,9 @@ from epicycle.engine.exits.base import ExitRule
 from epicycle.engine.exits.registry import RuleEntry
 from epicycle.engine.frame import Frame, FrameAttention, PlainAttention
 from epicycle.engine.models.base import LoopedModel
+from epicycle.engine.models.spec import ModelSpec
 from epicycle.engine.pool import KvPool
-from epicycle.engine.read_out import Greedy, LineUp, PlainLineUp, plain_greedy
+from epicycle.engine.read_out import Greedy, LineUp, PlainLineUp, RunCoda, Sample, plain_greedy, plain_sample
 from epicycle.engine.settle import PlainSettle, Settle, TickTensors
 from epicycle.engine.slots import SlotTable
 from epicycle.engine.tick_inputs import TickInputs, TickShape
@@ -27,6 +28,19 @@ class Route(Protocol):
     def __call__(self, slots: SlotTable, inputs: TickInputs, shape: TickShape) -> Frame:
         """The rows of a tick as the slots stand now. A decode row is live while its request goes on and its lease
         covers its position; a prompt row unless it is padding."""
+        ...
+
+
+class Enter(Protocol):
+    def __call__(self, tokens: Tensor, frame: Frame, held: Tensor | None) -> Tensor:
+        """[N, W] states before a loop: the prelude's of tokens [N] for rows at depth 0, `held` [N, W] for the others.
+        Without `held` every live row is at depth 0. May write to `held`."""
+        ...
+
+
+class RunPrelude(Protocol):
+    def __call__(self, tokens: Tensor, frame: Frame, count: Tensor | None = None) -> Tensor:
+        """`LoopedModel.prelude` of the frame's rows; the rest as with `read_out.RunCoda`."""
         ...
 
 
@@ -41,10 +55,13 @@ class RunLoop(Protocol):
 class TickBackend:
     attention: FrameAttention
     route: Route
+    enter: Enter
     run_loop: RunLoop
+    run_coda: RunCoda
     settle: Settle
     line_up: LineUp
     greedy: Greedy
+    sample: Sample
 
 
 def plain_backend(
@@ -52,14 +69,39 @@ def plain_backend(
 ) -> TickBackend:
     """Torch alone. Attention and commits look at the device's flags, which is a wait on a GPU."""
     attention = PlainAttention(pool, tensors.slots.page_table)
+
+    def run_prelude(tokens: Tensor, frame: Frame, count: Tensor | None = None) -> Tensor:
+        return model.prelude(tokens, attention.rows(frame))
+
+    def run_coda(state: Tensor, frame: Frame, count: Tensor | None = None) -> Tensor:
+        return model.coda(state, attention.rows(frame))
+
     return TickBackend(
         attention=attention,
         route=plain_route,
+        enter=PlainEnter(model.spec, run_prelude),
         run_loop=lambda state, frame, wants_gate=True: model.loop(state, attention.rows(frame)),
+        run_coda=run_coda,
         settle=PlainSettle(tensors, rule, needs, PlainCommit(pool)),
-        line_up=PlainLineUp(model, tensors, attention),
+        line_up=PlainLineUp(model.spec, tensors, run_coda),
         greedy=plain_greedy,
+        sample=plain_sample,
     )
+
+
+class PlainEnter:
+    """Meets `Enter`."""
+
+    def __init__(self, spec: ModelSpec, run_prelude: RunPrelude) -> None:
+        self._has_layers = spec.first_recurrent > 0
+        self._run_prelude = run_prelude
+
+    def __call__(self, tokens: Tensor, frame: Frame, held: Tensor | None) -> Tensor:
+        if held is None:
+            return self._run_prelude(tokens, frame)
+        starts = frame.depths == 0
+        started = self._run_prelude(tokens, frame.only(starts) if self._has_layers else frame)
+        return torch.where(starts.unsqueeze(1), started, held)
 
 
 class PlainCommit:

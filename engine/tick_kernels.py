@@ -1,10 +1,12 @@
 """A device tick's steps through the GPU kernels: nothing here waits for the device, so graphs can hold all of it.
 
 Owns which kernel serves which step, and which steps stay with their plain twins: exit rules with arithmetic of their
-own, and sampling beyond the likeliest token. It must not know the order of a tick's steps.
+own, and what happens beside prompts at either end of a traversal. It must not know the order of a tick's steps.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,20 +15,23 @@ from epicycle.engine.exits.base import ExitRule
 from epicycle.engine.exits.registry import RuleEntry
 from epicycle.engine.flash_attention import FlashParts
 from epicycle.engine.frame import Frame
-from epicycle.engine.kernels import tick_triton
+from epicycle.engine.kernels import sample_triton, tick_triton
 from epicycle.engine.kernels.argmax_triton import argmax
 from epicycle.engine.kernels.commit_triton import fill_deeper
 from epicycle.engine.kernels.exit_triton import RULES, ExitColumns, Leavers, allocate_leavers, decide
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses
 from epicycle.engine.kernels.triton_ops import TritonOps
 from epicycle.engine.models.base import LoopedModel
-from epicycle.engine.models.fused import fuse, turns_pairs
+from epicycle.engine.models.fused import fuse, fuse_ends, turns_pairs
+from epicycle.engine.models.spec import ModelSpec
 from epicycle.engine.paged_attention import PagedAttention
 from epicycle.engine.pool import KvPool
-from epicycle.engine.read_out import Candidates, PlainLineUp
+from epicycle.engine.read_out import Candidates, PlainLineUp, RunCoda
+from epicycle.engine.sampler import Sampled
+from epicycle.engine.sampling import SamplerSteps
 from epicycle.engine.settle import PlainSettle, TickTensors
 from epicycle.engine.slots import SlotTable
-from epicycle.engine.tick_backend import RunLoop, TickBackend
+from epicycle.engine.tick_backend import PlainEnter, RunLoop, RunPrelude, TickBackend
 from epicycle.engine.tick_inputs import TickInputs, TickShape
 
 
@@ -54,6 +59,31 @@ def route(slots: SlotTable, inputs: TickInputs, shape: TickShape) -> Frame:
         live=live,
         chunks=inputs.chunks,
     )
+
+
+class KernelEnter:
+    """Meets `tick_backend.Enter`. Layers of a prelude run for the rows that start a token only, lined up; beside
+    prompts for all rows at their places."""
+
+    def __init__(self, spec: ModelSpec, sink: int, run_prelude: RunPrelude) -> None:
+        self._has_layers = spec.first_recurrent > 0
+        self._sink = sink
+        self._run_prelude = run_prelude
+        self._plain = PlainEnter(spec, run_prelude)
+
+    def __call__(self, tokens: Tensor, frame: Frame, held: Tensor | None) -> Tensor:
+        if held is None or frame.prompt_rows or not self._has_layers:
+            return self._plain(tokens, frame, held)
+        found, count = tick_triton.starters(
+            frame.slots, frame.positions, frame.depths, frame.noise_seeds, frame.live, tokens, self._sink
+        )
+        row, slot, position, depth, seed, token = found.unbind(0)
+        rows = replace(
+            frame, slots=slot, positions=position, depths=depth, noise_seeds=seed, ends=position + 1,
+            live=slot != self._sink,
+        )  # fmt: skip
+        tick_triton.put_rows(self._run_prelude(token, rows, count), row, count, held)
+        return held
 
 
 class KernelCommit:
@@ -134,13 +164,21 @@ class KernelSettle:
 
 
 class KernelLineUp:
-    """Meets `read_out.LineUp` for models whose coda is no more than the row itself, and rules that keep no state of
-    the last token."""
+    """Meets `read_out.LineUp` for rules that keep no state of the last token.
 
-    def __init__(self, tensors: TickTensors) -> None:
+    A coda runs for the rows that are due only, lined up; beside prompts, which need it for rows that are not due a
+    token too, for all rows at their places.
+    """
+
+    def __init__(self, spec: ModelSpec, tensors: TickTensors, run_coda: RunCoda) -> None:
+        self._has_coda = bool(spec.coda_layers)
         self._tensors = tensors
+        self._run_coda = run_coda
+        self._plain = PlainLineUp(spec, tensors, run_coda)
 
     def candidates(self, frame: Frame, *, has_ends: bool) -> Candidates:
+        if self._has_coda and frame.prompt_rows:
+            return self._plain.candidates(frame, has_ends=has_ends)
         tensors, slots, inputs = self._tensors, self._tensors.slots, self._tensors.inputs
         _, end_slots, end_states, end_positions = inputs.ends
         found, count = tick_triton.candidates(
@@ -154,7 +192,14 @@ class KernelLineUp:
         )
         ends = len(end_slots) if has_ends else 0
         states = tick_triton.gather_states(found, count, slots.state, tensors.states, end_states, ends)
-        return Candidates(found, states, states, count)
+        x = self._run_coda(states, self._due(frame, found), count) if self._has_coda else states
+        return Candidates(found, states, x, count)
+
+    def _due(self, frame: Frame, found: Tensor) -> Frame:
+        """The decode rows of `frame` as lined up in `found` [4, B], those that aren't due inert."""
+        _, slot, positions, depths = found.unbind(0)
+        live = slot != self._tensors.slots.sink
+        return replace(frame, slots=slot, positions=positions, depths=depths, ends=positions + 1, live=live)
 
     def feed_back(self, found: Candidates, tokens: Tensor, is_finite: Tensor) -> None:
         slots = self._tensors.slots
@@ -171,6 +216,14 @@ class KernelLineUp:
             slots.is_decoding,
             self._tensors.results.of_samples(found.columns.shape[1]),
         )
+
+
+def sample(logits: Tensor, found: Candidates, slots: SlotTable, steps: SamplerSteps) -> Sampled:
+    """Meets `read_out.Sample`: every row's own steps, whatever `steps` are."""
+    tokens, is_finite, logprob, top_ids, top_logprobs = sample_triton.sample(
+        logits, found.columns, found.count, slots.outputs, slots.sampling
+    )
+    return Sampled(tokens, logprob, top_ids, top_logprobs, is_finite.view(torch.bool))
 
 
 def kernel_backend(
@@ -195,16 +248,20 @@ def kernel_backend(
         turns_pairs=turns_pairs(model),
     )
     commit = KernelCommit(pool)
-    has_kernel_line_up = not model.spec.coda_layers and tensors.slots.previous_final is None
+    run_prelude, run_coda = _end_runners(model, ops, attention)
+    line_up = KernelLineUp if tensors.slots.previous_final is None else PlainLineUp
     return TickBackend(
         attention=attention,
         route=route,
+        enter=KernelEnter(model.spec, tensors.slots.sink, run_prelude),
         run_loop=_loop_runner(model, ops, attention),
+        run_coda=run_coda,
         settle=KernelSettle(tensors, rule_name, commit)
         if rule_name in RULES
         else PlainSettle(tensors, rule, needs, commit),
-        line_up=KernelLineUp(tensors) if has_kernel_line_up else PlainLineUp(model, tensors, attention),
+        line_up=line_up(model.spec, tensors, run_coda),
         greedy=argmax,
+        sample=sample,
     )
 
 
@@ -213,3 +270,17 @@ def _loop_runner(model: LoopedModel, ops: TritonOps, attention: PagedAttention) 
     if fused is None:
         return lambda state, frame, wants_gate=True: model.loop(state, attention.rows(frame))
     return lambda state, frame, wants_gate=True: fused(state, attention.rows(frame), wants_gate=wants_gate)
+
+
+def _end_runners(model: LoopedModel, ops: TritonOps, attention: PagedAttention) -> tuple[RunPrelude, RunCoda]:
+    fused = fuse_ends(model, ops)
+    if fused is None:
+        return (
+            lambda tokens, frame, count=None: model.prelude(tokens, attention.rows(frame)),
+            lambda state, frame, count=None: model.coda(state, attention.rows(frame)),
+        )
+    prelude, coda = fused
+    return (
+        lambda tokens, frame, count=None: prelude(tokens, attention.rows(frame), count),
+        lambda state, frame, count=None: coda(state, attention.rows(frame), count),
+    )

@@ -28,6 +28,9 @@ class Reports:
     top_ids: Tensor
     top_logprobs: Tensor
 
+    def first(self, alternatives: int) -> Reports:
+        return Reports(self.logprob, self.top_ids[:, :alternatives], self.top_logprobs[:, :alternatives])
+
     def copied(self) -> Reports:
         return Reports(download(self.logprob), download(self.top_ids), download(self.top_logprobs))
 

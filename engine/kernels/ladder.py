@@ -37,6 +37,11 @@ class GemmConfig:
         tail = ("f" if self.flatten else "") + (f"of{self.shares}" if self.shares else "")
         return f"{self.kernel}-{self.block_m}x{self.block_n}x{self.block_k}-w{self.warps}s{self.stages}{tail}"
 
+    @property
+    def reads_count(self) -> bool:
+        """Whether it leaves out rows by a number on the device."""
+        return self.kernel in ("stream", "tile")
+
     def tile_rows(self, outputs: int) -> int:
         """Outputs of one tile of the stream or early kernel."""
         return -(-outputs // self.shares) if self.shares else self.block_n
@@ -243,7 +248,7 @@ def _fits_wide(product: Product, config: GemmConfig) -> bool:
 
 def untimed(product: Product, rows: int) -> GemmConfig:
     """A reasonable configuration where nothing has been timed; bits are those of any other."""
-    fits = [config for config in candidates(product, rows) if config.kernel in ("stream", "tile")]
+    fits = [config for config in candidates(product, rows) if config.reads_count]
     wide = [config for config in fits if config.block_m >= min(rows, 64)]
     return (wide or fits)[0] if fits else sure(product)
 
@@ -278,6 +283,11 @@ class Choices:
         """What to run, if anything was picked."""
         found = self.picked.get((product.name, step_for(rows)))
         return EXACT if found == LIBRARY and rows in self.exact.get(product.name, ()) else found
+
+    def find_counted(self, product: Product, rows: int) -> GemmConfig | None:
+        """What to run where the device knows how many of `rows` there are: picked for so many or the next more."""
+        picked = (self.picked.get((product.name, step)) for step in STEPS if step >= min(rows, STEPS[-1]))
+        return next((config for config in picked if config is not None and config.reads_count), None)
 
     def get(self, product: Product, rows: int) -> GemmConfig:
         """What to run; the sure one where nothing was picked."""

@@ -218,6 +218,67 @@ def candidates(
     return out, count
 
 
+@triton.jit(do_not_specialize=["rows", "sink"])
+def starters_kernel(
+    slots_ptr, positions_ptr, depths_ptr, seeds_ptr, live_ptr, tokens_ptr, out_ptr, count_ptr, rows, sink,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program. out [6, N]: row, slot (the sink where no token starts), position, depth, seed, token; starters
+    first."""
+    row = tl.arange(0, BLOCK)
+    mask = row < rows
+    depth = tl.load(depths_ptr + row, mask=mask, other=1)
+    starts = (tl.load(live_ptr + row, mask=mask, other=0) != 0) & (depth == 0)
+    ones = starts.to(tl.int32)
+    total = tl.sum(ones, axis=0)
+    before = tl.cumsum(ones, axis=0) - ones
+    to = out_ptr + tl.where(starts, before, total + row - before)
+    slot = tl.load(slots_ptr + row, mask=mask, other=0)
+    tl.store(to, row.to(tl.int64), mask=mask)
+    tl.store(to + rows, tl.where(starts, slot, sink).to(tl.int64), mask=mask)
+    tl.store(to + 2 * rows, tl.load(positions_ptr + row, mask=mask, other=0), mask=mask)
+    tl.store(to + 3 * rows, depth, mask=mask)
+    tl.store(to + 4 * rows, tl.load(seeds_ptr + row, mask=mask, other=0), mask=mask)
+    tl.store(to + 5 * rows, tl.load(tokens_ptr + row, mask=mask, other=0), mask=mask)
+    tl.store(count_ptr, total)
+
+
+def starters(
+    slots: Tensor, positions: Tensor, depths: Tensor, seeds: Tensor, live: Tensor, tokens: Tensor, sink: int
+) -> tuple[Tensor, Tensor]:
+    """([6, N] row, slot, position, depth, seed and token of rows [N], those first that are live at depth 0, the others
+    at the sink; their count [1] int32)."""
+    rows = len(slots)
+    out = torch.empty(6, rows, dtype=torch.int64, device=slots.device)
+    count = torch.empty(1, dtype=torch.int32, device=slots.device)
+    starters_kernel[(1,)](
+        slots, positions, depths, seeds, live.view(torch.int8), tokens, out, count, rows, sink,
+        BLOCK=max(32, next_power(rows)), enable_fp_fusion=True, num_warps=4,
+    )  # fmt: skip
+    return out, count
+
+
+@triton.jit
+def put_kernel(x_ptr, rows_ptr, count_ptr, to_ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Grid (N, blocks of the width)."""
+    place = tl.program_id(0)
+    if place >= tl.load(count_ptr):
+        return
+    lane = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = lane < WIDTH
+    x = tl.load(x_ptr + place.to(tl.int64) * WIDTH + lane, mask=mask)
+    tl.store(to_ptr + tl.load(rows_ptr + place) * WIDTH + lane, x, mask=mask)
+
+
+def put_rows(x: Tensor, rows: Tensor, count: Tensor, to: Tensor) -> None:
+    """The first `count` [1] rows of x [N, W] into `rows` [N] of `to` [N, W]."""
+    assert x.is_contiguous() and to.is_contiguous()
+    width = x.shape[1]
+    put_kernel[(len(x), triton.cdiv(width, BLOCK_W))](
+        x, rows, count, to, WIDTH=width, BLOCK=BLOCK_W, enable_fp_fusion=True, num_warps=4
+    )
+
+
 @triton.jit(do_not_specialize=["decode_rows"])
 def gather_kernel(
     number_ptr, slots_ptr, count_ptr, state_ptr, states_ptr, end_states_ptr, out_ptr, decode_rows,

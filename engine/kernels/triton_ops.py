@@ -25,15 +25,18 @@ class TritonOps:
     def __init__(self, choices: Choices | None = None) -> None:
         self._choices = choices
 
-    def _config(self, kind: Product, rows: int) -> GemmConfig:
-        picked = self._choices.find(kind, rows) if self._choices is not None else None
-        return picked or untimed(kind, rows)
+    def _config(self, kind: Product, rows: int, *, is_counted: bool = False) -> GemmConfig:
+        if self._choices is None:
+            return untimed(kind, rows)
+        find = self._choices.find_counted if is_counted else self._choices.find
+        return find(kind, rows) or untimed(kind, rows)
 
-    def product(self, x: Tensor, weight: Tensor, epilogue: str = "plain") -> Tensor:
+    def product(self, x: Tensor, weight: Tensor, epilogue: str = "plain", count: Tensor | None = None) -> Tensor:
         """A product as its kernel leaves it: `linear`'s, or float32 parts of it [P, N, O]; with epilogue "pair" of a
-        fused gate and up, `silu_mul` of their products."""
+        fused gate and up, `silu_mul` of their products. Rows from `count` [1] int32 on are wanted by nobody."""
         kind = kind_of(weight, epilogue)
-        return run_product(kind, x, weight, self._config(kind, len(x)))
+        config = self._config(kind, len(x), is_counted=count is not None)
+        return run_product(kind, x, weight, config, count=count)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         kind = kind_of(weight)

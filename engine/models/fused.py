@@ -1,7 +1,8 @@
-"""One loop of a model in fewer launches: products with what follows them, norms with what stands before and after.
+"""The layers of a model in fewer launches: products with what follows them, norms with what stands before and after.
 
 Owns the order of launches for the models that have such kernels, with the operations, the roundings and so the bits of
-the models' own `loop`, which stays the plain twin. Rotation and the KV write belong to the attention launch.
+the models' own `prelude`, `loop` and `coda`, which stay the plain twins. Rotation and the KV write belong to the
+attention launch. Prelude and coda may run for the first rows only, whose number the device knows.
 """
 
 from __future__ import annotations
@@ -21,10 +22,17 @@ from epicycle.engine.models.ouro import OuroModel
 
 
 class ProductRows(Protocol):
-    """What a fused loop asks of its rows."""
+    """What fused layers ask of their rows."""
 
-    def attend_product(self, layer: int, qkv: Tensor, turning: Turning) -> Tensor:
-        """Rotate, write k and v, attend: QKV product [N, (heads + 2 kv_heads) d] -> [N, heads * d]."""
+    @property
+    def positions(self) -> Tensor: ...
+
+    @property
+    def noise_seeds(self) -> Tensor: ...
+
+    def attend_product(self, layer: int, qkv: Tensor, turning: Turning, *, is_once: bool = False) -> Tensor:
+        """Rotate, write k and v, attend: QKV product [N, (heads + 2 kv_heads) d] -> [N, heads * d]. `is_once` in
+        layers outside the loop."""
         ...
 
 
@@ -32,6 +40,12 @@ class FusedLoop(Protocol):
     def __call__(
         self, state: Tensor, rows: ProductRows, *, wants_gate: bool = True
     ) -> tuple[Tensor, Tensor | None]: ...
+
+
+class FusedEnd(Protocol):
+    def __call__(self, x: Tensor, rows: ProductRows, count: Tensor | None = None) -> Tensor:
+        """`LoopedModel.prelude` or `coda` of x; rows from `count` [1] int32 on are wanted by nobody."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +69,22 @@ class _Stack:
     layers: list[_Layer]
     stage: str
     eps: float
+    is_once: bool = False
 
-    def run(self, state: Tensor, rows: ProductRows, last_norm: Tensor | None) -> tuple[Tensor, Tensor]:
+    def run(
+        self, state: Tensor, rows: ProductRows, last_norm: Tensor | None, count: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """(h, norm of h by `last_norm`, or h again without one) after all layers of `state` [N, H]."""
         ops, eps = self.ops, self.eps
         h, x = state, norm(state, self.layers[0].norms[0], eps)
         for place, layer in enumerate(self.layers):
             follows = place + 1 < len(self.layers)
             before = self.layers[place + 1].norms[0] if follows else last_norm
-            mixed = rows.attend_product(layer.number, ops.product(x, layer.qkv), layer.turning)
-            h, x = norm_after(self.stage, ops.product(mixed, layer.out), h, layer.norms[1], layer.norms[2], eps)
-            down = ops.product(ops.product(x, layer.gate_up, "pair"), layer.down)
+            qkv = ops.product(x, layer.qkv, count=count)
+            mixed = rows.attend_product(layer.number, qkv, layer.turning, is_once=self.is_once)
+            out = ops.product(mixed, layer.out, count=count)
+            h, x = norm_after(self.stage, out, h, layer.norms[1], layer.norms[2], eps)
+            down = ops.product(ops.product(x, layer.gate_up, "pair", count), layer.down, count=count)
             h, x = norm_after(self.stage, down, h, layer.norms[3], before, eps, h_out=h)
         return h, x
 
@@ -94,11 +113,7 @@ class FusedHuginn:
 
     def __init__(self, model: HuginnModel, ops: TritonOps) -> None:
         spec = model.spec
-        layers = []
-        for number in range(spec.first_recurrent, spec.first_recurrent + spec.recurrent_layers):
-            block = model.blocks[number]
-            turning = Turning(model.cos, model.sin, True, block.qk_bias)
-            layers.append(_Layer(number, block.qkv, block.out, block.gate_up, block.down, block.norms, turning))
+        layers = _huginn_layers(model, spec.first_recurrent, spec.recurrent_layers)
         self._stack = _Stack(ops, layers, "sum", spec.norm_eps)
         self._model = model
         self._ops = ops
@@ -107,6 +122,43 @@ class FusedHuginn:
         latent = self._ops.linear(state, self._model.adapter)
         latent, _ = self._stack.run(latent, rows, None)
         return torch.cat((latent, state[:, self._model.spec.hidden_size :]), dim=1), None
+
+
+class FusedHuginnPrelude:
+    """Meets `FusedEnd`."""
+
+    def __init__(self, model: HuginnModel, ops: TritonOps) -> None:
+        layers = _huginn_layers(model, 0, model.spec.first_recurrent)
+        self._stack = _Stack(ops, layers, "sum", model.spec.norm_eps, is_once=True)
+        self._model = model
+
+    def __call__(self, x: Tensor, rows: ProductRows, count: Tensor | None = None) -> Tensor:
+        injection, _ = self._stack.run(self._model.embed(x), rows, None, count)
+        return self._model.with_start(injection, rows.noise_seeds, rows.positions)
+
+
+class FusedHuginnCoda:
+    """Meets `FusedEnd`."""
+
+    def __init__(self, model: HuginnModel, ops: TritonOps) -> None:
+        spec = model.spec
+        layers = _huginn_layers(model, spec.first_recurrent + spec.recurrent_layers, spec.coda_layers)
+        self._stack = _Stack(ops, layers, "sum", spec.norm_eps, is_once=True)
+        self._model = model
+
+    def __call__(self, x: Tensor, rows: ProductRows, count: Tensor | None = None) -> Tensor:
+        spec, last_norm = self._model.spec, self._model.norm
+        latent = norm(x[:, : spec.hidden_size], last_norm, spec.norm_eps)
+        return self._stack.run(latent, rows, last_norm, count)[1]
+
+
+def _huginn_layers(model: HuginnModel, first: int, count: int) -> list[_Layer]:
+    layers = []
+    for number in range(first, first + count):
+        block = model.blocks[number]
+        turning = Turning(model.cos, model.sin, True, block.qk_bias)
+        layers.append(_Layer(number, block.qkv, block.out, block.gate_up, block.down, block.norms, turning))
+    return layers
 
 
 def turns_pairs(model: LoopedModel) -> bool | None:
@@ -120,4 +172,11 @@ def fuse(model: LoopedModel, ops: TritonOps) -> FusedLoop | None:
         return FusedOuro(model, ops)
     if isinstance(model, HuginnModel):
         return FusedHuginn(model, ops)
+    return None
+
+
+def fuse_ends(model: LoopedModel, ops: TritonOps) -> tuple[FusedEnd, FusedEnd] | None:
+    """The fused prelude and coda of `model`, None where its own are all there is."""
+    if isinstance(model, HuginnModel) and model.spec.first_recurrent and model.spec.coda_layers:
+        return FusedHuginnPrelude(model, ops), FusedHuginnCoda(model, ops)
     return None

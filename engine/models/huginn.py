@@ -54,7 +54,7 @@ class HuginnModel:
         self._ops = ops
         self._embedding = weights.pop("transformer.wte.weight")
         self.adapter = weights.pop("transformer.adapter.weight")
-        self._norm = weights.pop("transformer.ln_f.weight")
+        self.norm = weights.pop("transformer.ln_f.weight")
         self.blocks = [_take_block(weights, prefix) for prefix in block_names(spec)]
         self.cos, self.sin = self._rotation_tables(weights.pop("freqs_cis", None))
         self._noise = (
@@ -62,9 +62,8 @@ class HuginnModel:
         )
 
     def prelude(self, tokens: Tensor, rows: Rows) -> Tensor:
-        injection = self._ops.embed(self._embedding, tokens, self.spec.embed_scale)
-        injection = self._run(0, self.spec.first_recurrent, injection, rows.attend_once, self._turn(rows))
-        return torch.cat((self._start(injection, rows), injection), dim=1)
+        injection = self._run(0, self.spec.first_recurrent, self.embed(tokens), rows.attend_once, self._turn(rows))
+        return self.with_start(injection, rows.noise_seeds, rows.positions)
 
     def loop(self, state: Tensor, rows: Rows) -> tuple[Tensor, Tensor | None]:
         first, count = self.spec.first_recurrent, self.spec.recurrent_layers
@@ -74,19 +73,25 @@ class HuginnModel:
 
     def coda(self, state: Tensor, rows: Rows) -> Tensor:
         spec, ops = self.spec, self._ops
-        x = ops.rms_norm(state[:, : spec.hidden_size], self._norm, spec.norm_eps)
+        x = ops.rms_norm(state[:, : spec.hidden_size], self.norm, spec.norm_eps)
         first = spec.first_recurrent + spec.recurrent_layers
         x = self._run(first, spec.coda_layers, x, rows.attend_once, self._turn(rows))
-        return ops.rms_norm(x, self._norm, spec.norm_eps)
+        return ops.rms_norm(x, self.norm, spec.norm_eps)
 
     def head(self, x: Tensor, count: Tensor | None = None) -> Tensor:
         return self._ops.logits(x, self._embedding, count)
 
-    def _start(self, like: Tensor, rows: Rows) -> Tensor:
+    def embed(self, tokens: Tensor) -> Tensor:
+        """[N, H] what prelude blocks begin with."""
+        return self._ops.embed(self._embedding, tokens, self.spec.embed_scale)
+
+    def with_start(self, injection: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+        """[N, 2 H] states before the first loop: latent start states, then what prelude blocks end with."""
         if self._noise is None:
-            return torch.zeros_like(like)
-        width, dtype = self.spec.hidden_size, like.dtype
-        return self._ops.start_noise(self._noise, rows.noise_seeds, rows.positions, width, dtype)
+            return torch.cat((torch.zeros_like(injection), injection), dim=1)
+        width, dtype = self.spec.hidden_size, injection.dtype
+        start = self._ops.start_noise(self._noise, seeds, positions, width, dtype)
+        return torch.cat((start, injection), dim=1)
 
     def _turn(self, rows: Rows) -> _Turn:
         return _Turn(self.cos[rows.positions], self.sin[rows.positions])

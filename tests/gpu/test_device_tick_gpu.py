@@ -14,12 +14,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from epicycle.engine import tick_kernels
 from epicycle.engine.engine import Engine
+from epicycle.engine.read_out import plain_sample
 from epicycle.transport.config import EngineConfig
-from epicycle.transport.wire.columns import I32, pack
+from epicycle.transport.wire.columns import F32, I32, pack
 from epicycle.transport.wire.plan import Knobs
 from epicycle.transport.wire.request import LoopBounds, Sampling
-from tests.fakes.serving import Ask, Outcome, Serving, serve_alone, tiny_folder
+from tests.fakes.serving import Ask, Outcome, Serving, floats, serve_alone, tiny_folder
 
 pytestmark = [
     pytest.mark.gpu,
@@ -61,6 +63,35 @@ def asks(engine: Engine) -> list[Ask]:
     ]
 
 
+def sampled_asks(engine: Engine) -> list[Ask]:
+    """Rows that all leave early and draw, by every field of the sampler in turn."""
+    threshold = 0.5 if engine.spec.has_gate else 0.9
+    drawn = Sampling(max_tokens=16, temperature=0.8, logprobs=0)
+    some = [
+        drawn,
+        replace(drawn, top_k=20, logprobs=3),
+        replace(drawn, top_p=0.8),
+        replace(drawn, min_p=0.05, temperature=1.3, logprobs=20),
+        replace(drawn, top_k=200, top_p=0.95, presence_penalty=0.5, frequency_penalty=0.2),
+        replace(drawn, repetition_penalty=1.2, temperature=0.0),
+        replace(
+            drawn,
+            min_tokens=9,
+            stop_ids=pack(I32, list(range(0, engine.spec.vocab_size, 7))[:60]),
+            logit_bias_ids=pack(I32, [7, 21]),
+            logit_bias_values=pack(F32, [4.0, -2.0]),
+        ),
+    ]
+    return [
+        Ask(
+            [(11 * number + 5 * place) % (engine.spec.vocab_size - 9) + 5 for place in range(3 + 4 * number)],
+            replace(some[number % len(some)], seed=number),
+            LoopBounds(min_loops=1, exit_threshold=threshold),
+        )
+        for number in range(21)
+    ]
+
+
 def crowd(engine: Engine, all_asks: list[Ask], chunk_tokens: int = 0) -> list[Outcome]:
     serving = Serving(engine)
     serving.plan(knobs=Knobs(prompt_chunk_tokens=chunk_tokens))
@@ -86,6 +117,25 @@ class TestBits:
     def test_graphs_have_the_bits_of_single_launches(self, engine: Engine) -> None:
         options = replace_options(engine, graphs="off", run_ahead_ticks=4)
         assert bits(crowd(engine, asks(engine))) == bits(crowd(Engine.load(options), asks(engine)))
+
+    def test_sampled_rows_alone_in_a_crowd_and_without_graphs(self, engine: Engine) -> None:
+        together = bits(crowd(engine, sampled_asks(engine)))
+        assert bits(serve_alone(engine, sampled_asks(engine))) == together
+        assert bits(crowd(Engine.load(replace_options(engine, graphs="off")), sampled_asks(engine))) == together
+        counters = engine.run_counters
+        assert counters is not None
+        assert counters.replays > 50 * counters.eager_parts
+
+    def test_the_sampler_s_kernel_draws_the_tokens_of_its_twin(self, engine: Engine) -> None:
+        """Weights may differ in their last bits, which the draws of these seeds don't see."""
+        with torch_samples():
+            plain = Engine.load(replace_options(engine, graphs="off"))
+            expected = crowd(plain, sampled_asks(engine))
+        actual = crowd(engine, sampled_asks(engine))
+        assert [outcome.tokens for outcome in expected] == [outcome.tokens for outcome in actual]
+        assert [outcome.top_ids for outcome in expected] == [outcome.top_ids for outcome in actual]
+        for plainly, outcome in zip(expected, actual, strict=True):
+            assert pytest.approx(floats(plainly.logprobs), abs=1e-5) == floats(outcome.logprobs)
 
     def test_what_a_page_held_before_is_never_read(self, engine: Engine) -> None:
         poisoned = Engine.load(replace_options(engine, poison=True, prompt_chunk_tokens=48))
@@ -138,6 +188,14 @@ def replace_options(engine: Engine, **changes: object) -> EngineConfig:
 
 
 @contextmanager
+def torch_samples() -> Iterator[None]:
+    """Engines loaded inside sample by the kernel's twin."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tick_kernels, "sample", plain_sample)
+        yield
+
+
+@contextmanager
 def waits_are_errors() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # torch says that the mode is young
@@ -150,7 +208,7 @@ def waits_are_errors() -> Iterator[None]:
 
 def test_nothing_waits_for_the_device_while_requests_join_run_and_end(engine: Engine) -> None:
     drawn = replace(asks(engine)[2], sampling=Sampling(max_tokens=20, temperature=0.7, seed=1, logprobs=1))
-    rounds = [asks(engine)[0], drawn, asks(engine)[1], asks(engine)[3]]
+    rounds = [asks(engine)[0], drawn, asks(engine)[1], asks(engine)[3], *sampled_asks(engine)[3:6]]
     crowd(engine, rounds)  # what is made once is there after this
     serving = Serving(engine)
     with waits_are_errors():
@@ -159,7 +217,7 @@ def test_nothing_waits_for_the_device_while_requests_join_run_and_end(engine: En
             for _ in range(20):
                 serving.step()
     serving.run()
-    assert 8 == sum(outcome.reason in ("stop", "length") for outcome in serving.outcomes.values())
+    assert 14 == sum(outcome.reason in ("stop", "length") for outcome in serving.outcomes.values())
 
 
 def test_engines_that_follow_one_another_find_the_same_room() -> None:

@@ -14,7 +14,7 @@ from epicycle.engine.kernels.triton_ops import TritonOps
 from epicycle.engine.models.build import assemble
 from epicycle.engine.pump import Pump
 from epicycle.engine.tick_inputs import Ladder
-from epicycle.transport.wire.columns import I32, pack
+from epicycle.transport.wire.columns import F32, I32, pack
 from epicycle.transport.wire.request import LoopBounds, Sampling
 from tests.fakes.flash import PlainFlash
 from tests.fakes.serving import EPOCH, Ask, Serving, floats, serve_all, tiny_engine, tiny_folder
@@ -28,7 +28,27 @@ ASKS = [
     Ask([5, 9], Sampling(max_tokens=3, temperature=0.0), LoopBounds(min_loops=1, exit_threshold=0.55)),
     Ask([1, 2, 3], Sampling(max_tokens=2, temperature=0.0, stop_ids=pack(I32, list(range(0, 61, 2))))),
 ]
-REPORTED = [Ask([7, 3, 40], Sampling(max_tokens=3, temperature=0.8, seed=4, logprobs=2, prompt_logprobs=1))]
+SAMPLED = [
+    Ask([7, 3, 40], Sampling(max_tokens=3, temperature=0.8, seed=4, logprobs=2, prompt_logprobs=1)),
+    Ask(
+        [5, 9, 9],
+        Sampling(max_tokens=4, temperature=1.2, top_p=0.8, top_k=20, seed=5, presence_penalty=0.7, logprobs=0),
+        LoopBounds(min_loops=1, exit_threshold=0.55),
+    ),
+    Ask(
+        [1, 2],
+        Sampling(
+            max_tokens=3,
+            temperature=0.0,
+            min_tokens=2,
+            repetition_penalty=1.5,
+            stop_ids=pack(I32, list(range(0, 61, 2))),
+            logit_bias_ids=pack(I32, [3, 5]),
+            logit_bias_values=pack(F32, [2.0, -1.0]),
+            logprobs=1,
+        ),
+    ),
+]
 
 
 def kernel_pump(engine: Engine, name: str, flash: FlashParts | None = None) -> Pump:
@@ -78,13 +98,16 @@ def test_attention_by_another_library_gives_the_same_tokens(name: str, tmp_path:
     assert ({"decode"}, {"prompt"}) == (set(decode.calls), set(prompt.calls))
 
 
-def test_reports_are_those_of_the_eager_tick(tmp_path: Path) -> None:
+def test_sampled_rows_and_their_reports_are_those_of_the_eager_tick(tmp_path: Path) -> None:
     engine = tiny_engine(tiny_folder(tmp_path, "ouro"), slots=3)
-    [expected] = serve_all(engine, REPORTED)
+    expected = serve_all(engine, SAMPLED)
     serving = Serving(engine, kernel_pump(engine, "ouro"))
-    rid = serving.submit(REPORTED[0])
+    rids = [serving.submit(ask) for ask in SAMPLED]
     serving.run()
-    actual = serving.outcomes[rid]
-    assert expected.tokens == actual.tokens
-    assert pytest.approx(floats(expected.logprobs), abs=1e-4) == floats(actual.logprobs)
-    assert pytest.approx(floats(expected.prompt_logprobs), abs=1e-4) == floats(actual.prompt_logprobs)
+    for recorded, rid in zip(expected, rids, strict=True):
+        served = serving.outcomes[rid]
+        assert (recorded.tokens, recorded.depths, recorded.reason) == (served.tokens, served.depths, served.reason)
+        assert recorded.top_ids == served.top_ids
+        assert pytest.approx(floats(recorded.logprobs), abs=1e-4) == floats(served.logprobs)
+        assert pytest.approx(floats(recorded.top_logprobs), abs=1e-4) == floats(served.top_logprobs)
+        assert pytest.approx(floats(recorded.prompt_logprobs), abs=1e-4) == floats(served.prompt_logprobs)

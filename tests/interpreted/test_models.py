@@ -14,6 +14,7 @@ from epicycle.engine.kernels.ops import Ops
 from epicycle.engine.kernels.plain import PlainOps
 from epicycle.engine.kernels.triton_ops import TritonOps
 from epicycle.engine.models.base import LoopedModel
+from epicycle.engine.models.fused import fuse_ends
 from epicycle.engine.models.huginn import HuginnModel
 from epicycle.engine.models.ouro import OuroModel
 from epicycle.engine.models.spec import ModelSpec
@@ -112,3 +113,24 @@ def test_prompts_are_attended_to_beside_decode_rows_where_no_few_of_their_progra
     table = torch.zeros(1, context // pool.page_tokens, dtype=torch.int32)
     attention = PagedAttention(pool, table, 16, decode_rows=1, prompt_rows=2048)
     assert expected == attention.runs_beside(prompt_rows)
+
+
+def test_fused_ends_have_the_bits_of_the_model_s_and_leave_out_rows_beyond_the_count() -> None:
+    spec, ops = spec_of(HUGINN), TritonOps()
+    model = HuginnModel(spec, lively_weights(spec), ops)
+    states = torch.randn(3, spec.state_width, generator=torch.Generator().manual_seed(1))
+    tokens, count = torch.tensor([5, 40, 7]), torch.tensor([2], dtype=torch.int32)
+    rows = frame([(0, 17, 18), (1, 2, 3)], 3, [])
+    ends = fuse_ends(model, ops)
+    assert ends is not None
+    found = []
+    for is_fused in (False, True):
+        pool = make_pool(spec)
+        traversal = PagedAttention(pool, TABLE, spec.heads, decode_rows=3, prompt_rows=16, turns_pairs=True).rows(rows)
+        if is_fused:
+            before, after = ends[0](tokens, traversal, count), ends[1](states, traversal, count)
+        else:
+            before, after = model.prelude(tokens, traversal), model.coda(states, traversal)
+        found.append((before[:2], after[:2], pool.k, pool.v))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)

@@ -10,6 +10,7 @@ from epicycle.engine.exits.base import ExitRows, ExitRule
 from epicycle.engine.exits.fixed import Fixed
 from epicycle.engine.exits.ouro import Ouro, OuroDelayed
 from epicycle.engine.exits.trace import Trace
+from epicycle.engine.frame import Frame
 from epicycle.engine.kernels import noise, noise_triton
 from epicycle.engine.kernels.argmax_triton import argmax
 from epicycle.engine.kernels.commit_triton import fill_deeper, plain_fill_deeper
@@ -17,6 +18,9 @@ from epicycle.engine.kernels.exit_triton import ExitColumns, Leavers, allocate_l
 from epicycle.engine.kernels.plain import PlainOps
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses
 from epicycle.engine.kernels.triton_ops import TritonOps
+from epicycle.engine.tick_backend import PlainEnter
+from epicycle.engine.tick_kernels import KernelEnter
+from tests.fakes.tiny_models import HUGINN, spec_of
 
 CPU = torch.device("cpu")
 RULES: dict[str, ExitRule] = {"fixed": Fixed(), "trace": Trace(), "ouro": Ouro(), "ouro_delayed": OuroDelayed()}
@@ -128,3 +132,27 @@ def test_the_operations_meet_the_plain_ones() -> None:
     for expected, actual in [*pairs, (halves[0], halves[1]), (turned[0], turned[1])]:
         assert expected.dtype == actual.dtype
         torch.testing.assert_close(actual, expected, atol=4e-3, rtol=4e-3)
+
+
+def test_rows_that_start_a_token_are_lined_up_for_the_prelude_and_put_back() -> None:
+    generator = torch.Generator().manual_seed(0)
+    slots, sink = torch.randperm(9, generator=generator)[:7], 9
+    depths, live = torch.tensor([0, 3, 0, 0, 1, 0, 2]), torch.tensor([1, 1, 0, 1, 1, 1, 0]).bool()
+    positions, seeds, tokens = (torch.randint(0, 50, (7,), generator=generator) for _ in range(3))
+    frame = Frame(7, 0, slots, positions, depths, seeds, positions + 1, live, torch.zeros(2, 1, dtype=torch.int64))
+    held = torch.randn(7, 5, generator=generator)
+    seen: list[list[int]] = []
+
+    def prelude(tokens: Tensor, frame: Frame, count: Tensor | None = None) -> Tensor:
+        seen.append(frame.slots[frame.live].tolist())
+        assert count is None or count.item() == frame.live.sum() == frame.live[: int(count)].sum()
+        return torch.stack((tokens, frame.positions, frame.noise_seeds, frame.depths, frame.ends), dim=1).float()
+
+    spec = spec_of(HUGINN)
+    expected = PlainEnter(spec, prelude)(tokens, frame, held.clone())
+    actual = KernelEnter(spec, sink, prelude)(tokens, frame, held.clone())
+    assert torch.equal(expected[live], actual[live])
+    assert [slots[row].item() for row in (0, 3, 5)] == seen[0] == seen[1]
+    inert = frame.only(torch.zeros_like(live))
+    assert torch.equal(held, KernelEnter(spec, sink, prelude)(tokens, inert, held.clone()))
+    assert [] == seen[2]

@@ -25,8 +25,10 @@ from epicycle.engine.kernels import (
     norm_triton,
     prompt_attention_triton,
     rope_kv_triton,
+    sample_triton,
     silu_triton,
     wide_triton,
+    tick_triton,
     work_triton,
 )
 from epicycle.engine.kernels.ladder import (
@@ -313,7 +315,33 @@ def _tiles() -> tuple[Any, dict[str, str], dict[str, Any]]:
     return work_triton.tiles_kernel, arguments | {"owners": N, "capacity": N, "piece": N}, {"OWNERS": 32}
 
 
-SMALL = [_norm, _gate, _rope_kv, _rope, _exit, _fill, _noise, _argmax, _silu, _work, _tiles]
+def _sample() -> tuple[Any, dict[str, str], dict[str, Any]]:
+    arguments = dict.fromkeys(("logits_ptr", "reals_ptr", "bias_values_ptr", "logprob_ptr", "shares_ptr"), F)
+    whole = ("found_ptr", "outputs_ptr", "integers_ptr", "bias_ids_ptr", "stop_ids_ptr", "token_ptr", "ids_ptr")
+    arguments |= dict.fromkeys((*whole, "sums_ptr"), L) | dict.fromkeys(("count_ptr", "counts_ptr", "room_ptr"), I)
+    arguments |= {"seen_ptr": "*i8", "finite_ptr": "*i8", "edited_ptr": F}
+    arguments |= dict.fromkeys(("stride16", "rows", "vocab16", "biases", "stops"), N)
+    return sample_triton.sample_kernel, arguments, {"BLOCK_B": 512, "BLOCK_S": 64}
+
+
+def test_a_row_s_sampler_keeps_everything_in_registers(tmp_path: Path) -> None:
+    kernel, arguments, constants = _sample()
+    found = compiled(kernel, arguments, constants, tmp_path, num_warps=sample_triton.WARPS, enable_fp_fusion=False)
+    assert (0, 0) == (found.stack_bytes, found.spills)
+
+
+def _starters() -> tuple[Any, dict[str, str], dict[str, Any]]:
+    whole = ("slots_ptr", "positions_ptr", "depths_ptr", "seeds_ptr", "tokens_ptr", "out_ptr")
+    arguments = dict.fromkeys(whole, L) | {"live_ptr": "*i8", "count_ptr": I, "rows": N, "sink": N}
+    return tick_triton.starters_kernel, arguments, {"BLOCK": 256}
+
+
+def _put() -> tuple[Any, dict[str, str], dict[str, Any]]:
+    arguments = {"x_ptr": H, "rows_ptr": L, "count_ptr": I, "to_ptr": H}
+    return tick_triton.put_kernel, arguments, {"WIDTH": 10560, "BLOCK": 1024}
+
+
+SMALL = [_norm, _gate, _rope_kv, _rope, _exit, _fill, _noise, _argmax, _silu, _work, _tiles, _starters, _put]
 
 
 @pytest.mark.parametrize("case", SMALL, ids=[case.__name__.strip("_") for case in SMALL])

@@ -8,6 +8,7 @@ from epicycle.engine.kernels.ladder import (
     EXACT,
     LIBRARY,
     STEPS,
+    Choices,
     GemmConfig,
     Product,
     candidates,
@@ -95,6 +96,15 @@ def test_only_one_row_is_for_the_early_kernel_and_never_where_a_count_decides() 
     tried = {step: {config.kernel for shape in shapes for config in candidates(shape, step)} for step in STEPS}
     assert [1] == [step for step in STEPS if "early" in tried[step]]
     assert all(config.kernel != "early" for config in candidates(head, 1))
+
+
+def test_a_counted_product_takes_the_first_pick_for_as_many_rows_that_reads_a_count() -> None:
+    early, few, many = candidates(PLAIN, 1)[0], candidates(PLAIN, 16)[3], candidates(PLAIN, 128)[1]
+    assert early.kernel == "early"
+    picked = {1: early, 16: few, 32: LIBRARY, 64: LIBRARY, 128: many}
+    choices = Choices({(PLAIN.name, step): config for step, config in picked.items()})
+    assert [few, few, many, many] == [choices.find_counted(PLAIN, rows) for rows in (1, 9, 17, 100)]
+    assert choices.find_counted(PLAIN, 200) is None
 
 
 def test_two_accumulators_fit_the_register_file() -> None:
