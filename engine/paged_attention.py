@@ -23,13 +23,13 @@ from epicycle.engine.kernels.prompt_attention_triton import QUERY_TILE, PromptCh
 from epicycle.engine.kernels.prompt_check import hopper_prompt_holds
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning, rope_kv
 from epicycle.engine.kernels.tick_triton import addresses, write_kv
-from epicycle.engine.kernels.triton_common import multiprocessors
+from epicycle.engine.kernels.triton_common import EARLY_ROWS, multiprocessors, starts_early
 from epicycle.engine.kernels.work_triton import allocate_work, list_tiles
 from epicycle.engine.pool import KvPool
 from epicycle.engine.side_stream import SideStream
 from epicycle.engine.tick_inputs import MOST_CHUNKS
 
-ROWS_TO_TURN_APART = 16  # from here on a launch of its own for rotation and KV write is faster; bits are the same
+ROWS_TO_TURN_APART = 48  # from here on a launch of its own for rotation and KV write is faster; bits are the same
 # Prompt and decode attention run side by side where prompts have so many programs for every multiprocessor, or little
 # to read: a few long ones would crowd together on those that are free first.
 PROGRAMS_TO_RUN_BESIDE = 1.5
@@ -64,7 +64,7 @@ class PagedAttention:
         self.scratch = allocate_scratch(entries, decode_rows, heads, geometry.kv_heads, geometry.head_dim, device)
         self._listed: tuple[Tensor, Tensor] | None = None  # positions and live rows of the last work list
         shape = heads, geometry.kv_heads, geometry.head_dim, pool.page_tokens
-        self.is_early = turns_pairs is not None and early_holds(*shape, turns_pairs, pool.k.dtype, device)
+        self.reads_ahead = turns_pairs is not None and early_holds(*shape, turns_pairs, pool.k.dtype, device)
         self.side = SideStream(device)
         self.is_hopper = self.flash.prompt is None and hopper_prompt_holds(*shape, pool.k.dtype, device)
         self.prompt_work = allocate_work(-(-prompt_rows // QUERY_TILE) + MOST_CHUNKS, device)
@@ -75,7 +75,7 @@ class PagedAttention:
     def runs_beside(self, prompt_rows: int) -> bool:
         """Whether so many prompt rows are attended to beside decode rows, and not after them."""
         if self.context_tokens <= CONTEXT_TO_RUN_BESIDE or self.is_hopper:
-            return 0 < prompt_rows and self.context_tokens <= CONTEXT_TO_RUN_BESIDE
+            return prompt_rows > 0 and self.context_tokens <= CONTEXT_TO_RUN_BESIDE
         tile = query_tile(prompt_rows, self.context_tokens, self.pool.geometry.head_dim)
         return prompt_rows // tile * self.heads >= PROGRAMS_TO_RUN_BESIDE * multiprocessors(self.pool.device)
 
@@ -124,10 +124,11 @@ class PagedRows:
         shared, decode = self._attention, self._frame.decode_rows
         heads, pool = shared.heads, shared.pool
         # The first launch of a traversal comes behind those that list its work.
-        early = is_planned and len(qkv) == 1 and shared.is_early
+        early = is_planned and decode == len(qkv) and starts_early(qkv.device, decode)
         out = torch.empty(len(qkv), heads * pool.geometry.head_dim, dtype=qkv.dtype, device=qkv.device)
         prompt_rows = len(qkv) - decode
-        is_beside = bool(decode) and shared.runs_beside(prompt_rows)
+        # Few rows' next product may start early, and that takes one launch before it, not two.
+        is_beside = bool(decode) and len(qkv) > EARLY_ROWS and shared.runs_beside(prompt_rows)
         with shared.side.forked() if is_beside else nullcontext():
             if self._chunks is not None:
                 q = rope_kv(qkv[decode:], heads, turning, self._addresses(columns[:, decode:]), pool.k, pool.v, layer)
@@ -136,7 +137,7 @@ class PagedRows:
             turns = decode < ROWS_TO_TURN_APART and shared.flash.decode is None
             q, at = qkv[:decode], self._addresses(columns[:, :decode])
             if not turns:
-                q = rope_kv(q, heads, turning, at, pool.k, pool.v, layer)
+                q = rope_kv(q, heads, turning, at, pool.k, pool.v, layer, early=early)
             self._decode(q, layer, out[:decode], is_once=is_once, turning=turning if turns else None, early=early)
         if is_beside:
             shared.side.join()
@@ -175,7 +176,7 @@ class PagedRows:
         at = self._addresses(self._planned()[is_once][:, : self._frame.decode_rows])
         decode_attention(
             q, shared.heads, at, shared.work, shared.scratch, pool.k, pool.v, layer, turning=turning, out=out,
-            early=early and turning is not None,
+            early=early, ahead=early and len(q) == 1 and turning is not None and shared.reads_ahead,
         )  # fmt: skip
 
     def _prompt(self, q: Tensor, layer: int, out: Tensor, *, is_once: bool) -> None:

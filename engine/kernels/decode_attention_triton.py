@@ -18,12 +18,14 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from epicycle.engine.kernels.early_decode_triton import early_decode_kernel
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning, load_rotated
 from epicycle.engine.kernels.triton_common import (
     TL_DTYPES,
     cell_in,
+    launch_options,
     multiprocessors,
     next_power,
     pages_of,
@@ -108,7 +110,7 @@ def attend_run(
     position, place, slots_per_page, turn_stride, entry, run, run_tokens, kv_head, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_T: tl.constexpr, PIECE_T: tl.constexpr, PAGE_TOKENS: tl.constexpr,
-    FUSED: tl.constexpr, PAIRS: tl.constexpr, HAS_BIAS: tl.constexpr, DTYPE: tl.constexpr,
+    FUSED: tl.constexpr, PAIRS: tl.constexpr, HAS_BIAS: tl.constexpr, EARLY: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """One run of one row for the queries of one KV head; whoever ends a row's last run adds its pieces up.
 
@@ -125,6 +127,8 @@ def attend_run(
     begin = run * run_tokens
     end = tl.minimum(begin + run_tokens, length)
     page = pages_of(table_at, begin, end, BLOCK_T, PAGE_TOKENS)
+    if EARLY:
+        gdc_wait()
     if FUSED:
         cos_at = cos_ptr + position.to(tl.int64) * turn_stride
         sin_at = sin_ptr + position.to(tl.int64) * turn_stride
@@ -208,10 +212,12 @@ def decode_kernel(
     q_stride, out_stride, table_stride, turn_stride, slots_per_page, layer, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_T: tl.constexpr, PIECE_T: tl.constexpr, PAGE_TOKENS: tl.constexpr,
-    FUSED: tl.constexpr, PAIRS: tl.constexpr, HAS_BIAS: tl.constexpr,
+    FUSED: tl.constexpr, PAIRS: tl.constexpr, HAS_BIAS: tl.constexpr, EARLY: tl.constexpr,
     DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Jobs (entry, KV head) go round the programs. q is rotated, or the QKV product when FUSED. scale has log2(e)."""
+    if EARLY:
+        gdc_launch_dependents()
     first = tl.program_id(0) // KV_HEADS
     row, run = tl.load(items_ptr + 2 * first), tl.load(items_ptr + 2 * first + 1)
     jobs, run_tokens = tl.load(total_ptr) * KV_HEADS, tl.load(run_ptr)
@@ -229,11 +235,14 @@ def decode_kernel(
             out_ptr + row.to(tl.int64) * out_stride, sums_ptr, stats_ptr, tickets_ptr + row * KV_HEADS + job % KV_HEADS,
             page_table_ptr + slot.to(tl.int64) * table_stride, position, plane_slot + layer, slots_per_page,
             turn_stride, entry, run, run_tokens, job % KV_HEADS, scale,
-            HEADS, KV_HEADS, HEAD_DIM, BLOCK_D, BLOCK_G, BLOCK_T, PIECE_T, PAGE_TOKENS, FUSED, PAIRS, HAS_BIAS, DTYPE,
+            HEADS, KV_HEADS, HEAD_DIM, BLOCK_D, BLOCK_G, BLOCK_T, PIECE_T, PAGE_TOKENS,
+            FUSED, PAIRS, HAS_BIAS, EARLY, DTYPE,
         )  # fmt: skip
         row, run = next_row, next_run
         slot, position = tl.load(slots_ptr + row), tl.load(positions_ptr + row)
         plane_slot = tl.load(plane_slots_ptr + row)
+    if EARLY:
+        gdc_wait()  # also where there is no job: whoever waits for this launch waits for those before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,13 +281,15 @@ def decode_attention(
     tile: int = TILE,
     config: DecodeConfig | None = None,
     early: bool = False,
+    ahead: bool = False,
 ) -> Tensor:
     """[N, heads * d] attention of the rows that `work` lists in runs; other rows of `out` are unwritten.
 
     q [N, heads * d] rotated, its k and v in the pool; or, with `turning`, the QKV product [N, (heads + 2 kv_heads) d],
     then k and v are written here. Scale d ** -0.5. Runs are multiples of `piece`; bits depend on `piece` and
-    `tile`, not on runs. `early`: the launch may start
-    before the one before it has ended, which made neither `work` nor `rows` (see `triton_common.starts_early`).
+    `tile`, not on runs. `early`: the launch may start before the one before it has ended, which made neither `work` nor
+    `rows` (see `triton_common.starts_early`); with `ahead`, and with `turning`, it also reads the keys of earlier
+    positions by then, which is for one row and for shapes that `early_check` knows.
     """
     _, page_tokens, kv_heads, width = k_pool.shape
     assert piece % tile == 0, (piece, tile)
@@ -327,8 +338,8 @@ def decode_attention(
         "num_warps": WARPS,
     }
     jobs, side_by_side = work.most * kv_heads, multiprocessors(q.device)
-    if early:
-        assert turning is not None and (piece, tile) == (PIECE, TILE), (piece, tile)
+    if ahead:
+        assert early and turning is not None and (piece, tile) == (PIECE, TILE), (early, piece, tile)
         early_decode_kernel[(min(jobs, side_by_side * EARLY_PROGRAMS_PER_SM),)](
             *arguments, **constants, WARPS=WARPS, maxnreg=EARLY_REGISTERS, launch_pdl=True
         )
@@ -337,8 +348,10 @@ def decode_attention(
             *arguments,
             **constants,
             FUSED=turning is not None,
+            EARLY=early,
             num_stages=config.stages,
             maxnreg=config.registers,
+            **launch_options(early),
         )
     return out
 

@@ -65,11 +65,11 @@ def _is_equal(
     scratch = allocate_scratch(work.most, 1, heads, kv_heads, width, device)
     qkv = normal(1, (heads + 2 * kv_heads) * width)
     found = []
-    for early in (False, True):
+    for ahead in (False, True):
         k, v = pools[0].clone(), pools[1].clone()
         scratch.sums.zero_()
         scratch.stats.zero_()
         torch.cuda.synchronize(device)
-        out = decode_attention(qkv, heads, rows, work, scratch, k, v, 0, turning=turning, early=early)
+        out = decode_attention(qkv, heads, rows, work, scratch, k, v, 0, turning=turning, early=ahead, ahead=ahead)
         found.append((out, k, v, scratch.sums.clone(), scratch.stats.clone()))
     return all(torch.equal(one, other) for one, other in zip(*found, strict=True))

@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from epicycle.engine.kernels.early_rows_triton import early_rows_product
 from epicycle.engine.kernels.early_triton import early_product
 from epicycle.engine.kernels.ladder import STEPS, GemmConfig, Product, chunk_length, step_for
 from epicycle.engine.kernels.silu_triton import silu_mul
@@ -342,6 +343,9 @@ def run_product(
     if config.kernel.startswith("wide"):
         assert count is None, kind
         return wide_product(x, weight, config, epilogue, kind.chunks, out)
+    if config.kernel == "rows":
+        assert count is None, kind
+        return early_rows_product(x, weight, config, epilogue, kind.chunks, out)
     return product(x, weight, config, epilogue=epilogue, chunks=kind.chunks, out=out, count=count)
 
 

@@ -18,9 +18,13 @@ STEPS = (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 @dataclass(frozen=True, slots=True)
 class GemmConfig:
     """How a kernel runs; never part of what it computes. `kernel` is "stream" or "tile" of `gemm_triton`, "early"
-    (`early_triton`), or "wide" of `wide_triton`, "wide-parts" where it leaves chunks to be added up. With `shares` the
-    outputs are cut in that many tiles of equal height, up to block_n. block_n of the wide kernel counts rows of the
-    weight, gate and up together."""
+    (`early_triton`), "rows" (`early_rows_triton`), or "wide" of `wide_triton`, "wide-parts" where that leaves chunks to
+    be added up.
+
+    With `shares` the outputs are cut in that many tiles of equal height, up to block_n. block_n of the wide kernel
+    counts rows of the weight, gate and up together; `x_stages` is how many steps of x the rows kernel asks for ahead,
+    beside `stages` of weights.
+    """
 
     kernel: str
     block_m: int
@@ -31,10 +35,12 @@ class GemmConfig:
     group_m: int = 8
     flatten: bool = False
     shares: int = 0
+    x_stages: int = 0
 
     @property
     def key(self) -> str:
         tail = ("f" if self.flatten else "") + (f"of{self.shares}" if self.shares else "")
+        tail += f"x{self.x_stages}" if self.x_stages else ""
         return f"{self.kernel}-{self.block_m}x{self.block_n}x{self.block_k}-w{self.warps}s{self.stages}{tail}"
 
     @property
@@ -124,10 +130,30 @@ _WIDE = (
     GemmConfig("wide", 128, 256, 64, 8, 3),
     GemmConfig("wide", 128, 256, 64, 8, 4),
 )
+# Also by times of whole loops: with a ring of half a multiprocessor's memory, products are no slower by themselves, but
+# what follows them is.
+_EARLY_ROWS = {
+    16: (
+        GemmConfig("rows", 16, 64, 128, 4, 9, x_stages=5),
+        GemmConfig("rows", 16, 64, 128, 4, 8, x_stages=8),
+        GemmConfig("rows", 16, 64, 128, 4, 5, x_stages=5),
+    ),
+    32: (
+        GemmConfig("rows", 32, 64, 128, 4, 8, x_stages=5),
+        GemmConfig("rows", 32, 64, 128, 4, 7, x_stages=7),
+        GemmConfig("rows", 32, 64, 128, 4, 5, x_stages=4),
+    ),
+    64: (
+        GemmConfig("rows", 64, 64, 128, 4, 7, x_stages=5),
+        GemmConfig("rows", 64, 64, 128, 4, 6, x_stages=6),
+        GemmConfig("rows", 64, 64, 128, 4, 4, x_stages=4),
+    ),
+}
 _CANDIDATES: dict[int, tuple[GemmConfig, ...]] = {
     1: (*_ONE_ROW, *_FEW_ROWS),
-    16: _FEW_ROWS,
+    16: (*_EARLY_ROWS[16], *_FEW_ROWS),
     32: (
+        *_EARLY_ROWS[32],
         GemmConfig("stream", 32, 16, 256, 4, 3),
         GemmConfig("stream", 32, 32, 128, 4, 4),
         GemmConfig("stream", 32, 64, 128, 4, 4),
@@ -140,6 +166,7 @@ _CANDIDATES: dict[int, tuple[GemmConfig, ...]] = {
         GemmConfig("stream", 32, 32, 128, 4, 5),
     ),
     64: (
+        *_EARLY_ROWS[64],
         GemmConfig("stream", 64, 32, 128, 4, 4),
         GemmConfig("stream", 64, 64, 128, 4, 3),
         GemmConfig("stream", 64, 64, 64, 4, 5),
@@ -196,7 +223,8 @@ _SPLIT_CANDIDATES: dict[int, tuple[GemmConfig, ...]] = {
 }
 """For products of several chunks, beside the others: few tiles leave a card half empty, tiles of every chunk don't."""
 _SURE = GemmConfig("stream", 16, 32, 128, 4, 3)
-MOST_EARLY_BYTES = 220 << 10  # of shared memory that one program of the early kernel may have
+EARLY_KERNELS = ("early", "rows")
+LEAST_EARLY_BYTES, MOST_EARLY_BYTES = 150 << 10, 220 << 10  # of shared memory for one program: of "rows", of either
 MOST_WIDE_BYTES = 226 << 10  # and of the wide kernel, beside its barriers
 
 
@@ -221,6 +249,8 @@ def _fits(product: Product, config: GemmConfig) -> bool:
         return _fits_wide(product, config)
     if config.kernel == "early" and not _fits_early(product, config):
         return False
+    if config.kernel == "rows" and not _fits_early_rows(product, config):
+        return False
     if config.shares and not config.block_n // 2 < config.tile_rows(product.outputs) <= config.block_n:
         return False
     # Two accumulators (gate and up, or total and chunk) must fit the register file.
@@ -244,6 +274,13 @@ def _fits_wide(product: Product, config: GemmConfig) -> bool:
     outputs = 0 if is_parts else config.block_m * config.block_n // (2 if product.epilogue == "pair" else 1)
     fits = 2 * (config.stages * stage + outputs) <= MOST_WIDE_BYTES < 2 * ((config.stages + 1) * stage + outputs)
     return fits and (product.chunks > 1 or not is_parts)
+
+
+def _fits_early_rows(product: Product, config: GemmConfig) -> bool:
+    """The copy engine can read its lines, and its rings are there and not much smaller than they may be."""
+    weights = config.stages * config.block_n * (2 if product.epilogue == "pair" else 1)
+    rings = 2 * config.block_k * (weights + config.x_stages * config.block_m)
+    return product.inputs % 8 == 0 and LEAST_EARLY_BYTES <= rings <= MOST_EARLY_BYTES
 
 
 def untimed(product: Product, rows: int) -> GemmConfig:

@@ -124,7 +124,7 @@ def norm_after(
     Without `before` x is h'. `h_out` may be `h`, then h changes in place; otherwise nothing given is changed.
     """
     h_out = torch.empty(h.shape, dtype=h.dtype, device=h.device) if h_out is None else h_out
-    early = len(h) == 1 and starts_early(h.device)  # with more rows, products beside norms aren't early either
+    early = starts_early(h.device, len(h))
     if before is None:
         _launch(stage, a, h, after, after, h_out, None, eps, early=early)
         return h_out, h_out

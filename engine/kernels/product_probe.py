@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from epicycle.engine.kernels.gemm_triton import added_parts, run_product
-from epicycle.engine.kernels.ladder import EXACT, Choices, GemmConfig, Product, choose, sure
+from epicycle.engine.kernels.ladder import EARLY_KERNELS, EXACT, Choices, GemmConfig, Product, choose, sure
 from epicycle.engine.kernels.triton_common import starts_early
 
 COLD_BYTES = 200 << 20
@@ -39,7 +39,7 @@ class ProductProbe:
         return torch.equal(straight, expected[:rows]) and torch.equal(shuffled, expected[:rows][order])
 
     def time_us(self, product: Product, config: GemmConfig, rows: int) -> float:
-        if config.kernel == "early" and not starts_early(self._device):
+        if config.kernel in EARLY_KERNELS and not starts_early(self._device):
             return float("inf")
         x, weights, _ = self._of(product)
         try:

@@ -14,9 +14,18 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from epicycle.engine.kernels.plain import PlainOps
-from epicycle.engine.kernels.triton_common import TL_DTYPES, cell_of, next_power, partner_lane, rotated, rounded
+from epicycle.engine.kernels.triton_common import (
+    TL_DTYPES,
+    cell_of,
+    launch_options,
+    next_power,
+    partner_lane,
+    rotated,
+    rounded,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +89,18 @@ def rope_kv_kernel(
     qkv_stride, q_out_stride, table_stride, turn_stride, slots_per_page, layer,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_H: tl.constexpr, PAGE_TOKENS: tl.constexpr, PAIRS: tl.constexpr, HAS_BIAS: tl.constexpr,
-    DTYPE: tl.constexpr,
+    EARLY: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Grid (rows, blocks of BLOCK_H heads). qkv [N, (HEADS + 2 KV_HEADS) * HEAD_DIM]."""
+    if EARLY:
+        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + row)
+    position = tl.load(positions_ptr + row)
+    if EARLY:
+        gdc_wait()
     if slot < 0:
         return
-    position = tl.load(positions_ptr + row)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
     lane = tl.arange(0, BLOCK_D)[None, :]
     cos_at = cos_ptr + position.to(tl.int64) * turn_stride
@@ -120,10 +133,14 @@ def rope_kv(
     v_pool: Tensor,
     layer: int,
     out: Tensor | None = None,
+    *,
+    early: bool = False,
 ) -> Tensor:
     """qkv [N, (heads + 2 kv_heads) * d]: writes k and v of live rows at (position, plane, layer), returns rotated q.
 
     Pools are [slots, page_tokens, kv_heads, d]. q comes as [N, heads * d]; rows of padding in it are unwritten.
+    `early`: the launch may start before the one before it has ended, which didn't make `rows` (see
+    `triton_common.starts_early`).
     """
     _, page_tokens, kv_heads, width = k_pool.shape
     out = torch.empty(qkv.shape[0], heads * width, dtype=qkv.dtype, device=qkv.device) if out is None else out
@@ -154,9 +171,11 @@ def rope_kv(
         PAGE_TOKENS=page_tokens,
         PAIRS=turning.pairs,
         HAS_BIAS=turning.bias is not None,
+        EARLY=early,
         DTYPE=TL_DTYPES[qkv.dtype],
         enable_fp_fusion=True,
         num_warps=4,
+        **launch_options(early),
     )
     return out
 

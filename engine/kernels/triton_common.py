@@ -105,11 +105,14 @@ def cell_in(page, place, slots_per_page, position, PAGE_TOKENS: tl.constexpr):
     return (page.to(tl.int64) * slots_per_page + place) * PAGE_TOKENS + position % PAGE_TOKENS
 
 
-def starts_early(device: torch.device) -> bool:
-    """Whether a launch on `device` may start while the one before it runs, as far as it reads nothing that is written
-    there. A kernel that does so lets others start at once, and waits before it reads or writes anything but constants:
-    every launch waits, so that what is complete for one is complete for all that follow."""
-    return not INTERPRETED and device.type == "cuda" and not late_reason(device)
+EARLY_ROWS = 64  # with more, products take several waves of programs and let nobody start early
+
+
+def starts_early(device: torch.device, rows: int = 1) -> bool:
+    """Whether a launch for `rows` rows on `device` may start while the one before it runs, as far as it reads nothing
+    that is written there. A kernel that does so lets others start at once, and waits before it reads or writes anything
+    but constants: every launch waits, so that what is complete for one is complete for all that follow."""
+    return not INTERPRETED and device.type == "cuda" and rows <= EARLY_ROWS and not late_reason(device)
 
 
 def launch_options(early: bool) -> dict[str, bool]:

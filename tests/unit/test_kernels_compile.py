@@ -18,6 +18,7 @@ from epicycle.engine.kernels import (
     commit_triton,
     decode_attention_triton,
     early_decode_triton,
+    early_rows_triton,
     early_triton,
     exit_triton,
     gemm_triton,
@@ -27,8 +28,8 @@ from epicycle.engine.kernels import (
     rope_kv_triton,
     sample_triton,
     silu_triton,
-    wide_triton,
     tick_triton,
+    wide_triton,
     work_triton,
 )
 from epicycle.engine.kernels.ladder import (
@@ -79,6 +80,19 @@ def early(product: Product, config: GemmConfig, epilogue: str, path: Path) -> Co
     return compiled(
         early_triton.early_kernel, {**pointers, **sizes}, {**constants, "DTYPE": tl.bfloat16}, path, **launch
     )
+
+
+def early_rows(config: GemmConfig, epilogue: str, path: Path) -> Compiled:
+    layout = early_rows_triton.shared_layout()
+    shapes = {"x_desc": config.block_m, "w_desc": config.block_n}
+    arguments = {name: f"tensordesc<bf16[{rows}, {config.block_k}],{layout!r}>" for name, rows in shapes.items()}
+    arguments |= {"y_ptr": F if epilogue == "parts" else H, "M": N}
+    arguments |= dict.fromkeys(("N16", "K16", "y_stride16", "part_stride16", "chunk16"), N)
+    constants = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k}
+    constants |= {"STAGES": config.stages, "X_STAGES": config.x_stages, "WARPS": config.warps}
+    constants |= {"EPILOGUE": gemm_triton.EPILOGUES[epilogue]}
+    launch = {"num_warps": config.warps, "launch_pdl": True}
+    return compiled(early_rows_triton.early_rows_kernel, arguments, {**constants, "DTYPE": tl.bfloat16}, path, **launch)
 
 
 def tile(config: GemmConfig, epilogue: str, chunks: int, path: Path) -> Compiled:
@@ -136,6 +150,20 @@ def test_products_of_one_row_ask_for_weights_before_they_wait(product: Product, 
         assert 4 * (config.stages - 1) <= found.sass[:waits].count("LDGSTS.E.BYPASS.128")
 
 
+@pytest.mark.parametrize("rows", [16, 32, 64])
+@pytest.mark.parametrize("product", ONE_ROW[:3], ids=[product.name for product in ONE_ROW[:3]])
+def test_products_of_a_few_rows_ask_for_weights_before_they_wait(product: Product, rows: int, tmp_path: Path) -> None:
+    configs = [config for config in candidates(product, rows) if config.kernel == "rows"]
+    assert configs
+    for config in configs:
+        found = early_rows(config, "parts" if product.chunks > 1 else product.epilogue, tmp_path)
+        assert (0, 0) == (found.stack_bytes, found.spills)
+        assert MOST_EARLY_BYTES + 1024 >= found.shared_bytes
+        tiles, waits = 2 if product.epilogue == "pair" else 1, found.sass.index("ACQBULK")
+        assert config.stages * tiles <= found.sass[:waits].count("UTMALDG")
+        assert waits < found.sass.index(f"HGMMA.64x{rows}x16.F32.BF16")
+
+
 @pytest.mark.parametrize(("epilogue", "chunks"), [("plain", 1), ("plain", 4), ("pair", 1)])
 def test_products_of_many_rows_use_warp_group_products_and_the_tensor_copy_engine(
     epilogue: str, chunks: int, tmp_path: Path
@@ -182,6 +210,7 @@ def test_decode_attention_keeps_everything_in_registers(
     constants = {"HEADS": heads, "KV_HEADS": kv_heads, "HEAD_DIM": width, "BLOCK_D": 128, "BLOCK_G": 16}
     constants |= {"BLOCK_T": decode_attention_triton.TILE, "PIECE_T": decode_attention_triton.PIECE}
     flags: dict[str, Any] = {"PAGE_TOKENS": 16, "FUSED": True, "PAIRS": pairs, "HAS_BIAS": pairs, "DTYPE": tl.bfloat16}
+    flags["EARLY"] = True
     config = decode_attention_triton.DecodeConfig()
     found = compiled(
         decode_attention_triton.decode_kernel,
@@ -264,7 +293,7 @@ def _rope_kv() -> tuple[Any, dict[str, str], dict[str, Any]]:
     pointers |= {"cos_ptr": F, "sin_ptr": F, "plane_slots_ptr": I}
     sizes = dict.fromkeys(("qkv_stride16", "q_out_stride16", "turn_stride16", "layer"), N)
     constants = {"HEADS": 55, "KV_HEADS": 55, "HEAD_DIM": 96, "BLOCK_D": 128, "BLOCK_H": 8, "PAGE_TOKENS": 16}
-    flags = {"PAIRS": True, "HAS_BIAS": True, "DTYPE": tl.bfloat16}
+    flags = {"PAIRS": True, "HAS_BIAS": True, "EARLY": True, "DTYPE": tl.bfloat16}
     return rope_kv_triton.rope_kv_kernel, {**pointers, **sizes, **ROWS}, {**constants, **flags}
 
 

@@ -91,11 +91,25 @@ def test_float_products_never_go_to_the_tile_kernel() -> None:
     assert {"stream", "library", "tile"} > {config.kernel for step in STEPS for config in candidates(head, step)}
 
 
-def test_only_one_row_is_for_the_early_kernel_and_never_where_a_count_decides() -> None:
+def test_only_few_rows_are_for_early_kernels_and_never_where_a_count_decides() -> None:
     head, shapes = Product("head", 49152, 2048, "float"), (PLAIN, Product("split", 2048, 5632, chunks=4))
     tried = {step: {config.kernel for shape in shapes for config in candidates(shape, step)} for step in STEPS}
     assert [1] == [step for step in STEPS if "early" in tried[step]]
-    assert all(config.kernel != "early" for config in candidates(head, 1))
+    assert [16, 32, 64] == [step for step in STEPS if "rows" in tried[step]]
+    assert {"early", "rows"}.isdisjoint(config.kernel for step in STEPS for config in candidates(head, step))
+
+
+def test_rings_of_early_kernels_leave_little_of_a_multiprocessor_and_need_lines_of_16_bytes() -> None:
+    for product in (PLAIN, Product("split", 2048, 5632, chunks=4), Product("pair", 5632, 2048, "pair")):
+        tiles = 2 if product.epilogue == "pair" else 1
+        for step in (16, 32, 64):
+            found = [config for config in candidates(product, step) if config.kernel == "rows"]
+            assert found and all(config.block_m == step for config in found)
+            for config in found:
+                lines = tiles * config.stages * config.block_n + config.x_stages * config.block_m
+                assert 150 << 10 <= 2 * config.block_k * lines <= 220 << 10
+    odd = Product("odd", 6144, 2044)
+    assert all(config.kernel != "rows" for step in STEPS for config in candidates(odd, step))
 
 
 def test_a_counted_product_takes_the_first_pick_for_as_many_rows_that_reads_a_count() -> None:

@@ -133,6 +133,11 @@ def check_decode(shape: Shape, run: int) -> Report:
     plain_q = plain_rope_kv(qkv, shape.heads, turning, batch.rows, plain_k, plain_v, 1)
     q = rope_kv(qkv, shape.heads, turning, batch.rows, pool.k, pool.v, 1)
     out = decode_attention(q, *common, pool.k, pool.v, 1)
+    together = [out]
+    if starts_early(q.device):
+        together.append(decode_attention(qkv, *common, early_k, early_v, 1, turning=turning, early=True))
+        turned = rope_kv(qkv, shape.heads, turning, batch.rows, early_k, early_v, 1, early=True)
+        together.append(decode_attention(turned, *common, early_k, early_v, 1, early=True))
     plain = plain_decode_attention(q, shape.heads, batch.rows, pool.k, pool.v, 1)
     exact = plain_decode_attention(q.float(), shape.heads, batch.rows, pool.k.float(), pool.v.float(), 1)
     report = within_twice(out, plain, exact)
@@ -148,12 +153,12 @@ def check_decode(shape: Shape, run: int) -> Report:
         alone.append(decode_attention(q[row : row + 1], *own, pool.k, pool.v, 1))
         if starts_early(q.device):
             at, again = qkv[row : row + 1], (early_k, early_v, 1)
-            early.append(decode_attention(at, *own, *again, turning=turning, early=True))
+            early.append(decode_attention(at, *own, *again, turning=turning, early=True, ahead=True))
             report["tickets_zero"] = bool(report["tickets_zero"]) and int(one.scratch.tickets.abs().sum()) == 0
     report["alone_equal"] = torch.equal(torch.cat(alone), out)
-    report["early_equal"] = not early or all(
-        torch.equal(*pair) for pair in ((torch.cat(early), out), (early_k, pool.k), (_bits(early_v), _bits(pool.v)))
-    )
+    pairs = [(one, out) for one in (*together, torch.cat(early) if early else out)]
+    pairs += [(early_k, pool.k), (_bits(early_v), _bits(pool.v))] if early else []
+    report["early_equal"] = all(torch.equal(*pair) for pair in pairs)
     names = ("ok", "fused_equal", "tickets_zero", "alone_equal", "early_equal")
     report["ok"] = all(bool(report[name]) for name in names)
     return report

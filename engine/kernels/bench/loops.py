@@ -22,6 +22,7 @@ from epicycle.engine.kernels.ladder import GemmConfig, Product
 from epicycle.engine.kernels.norm_triton import gate_logit, norm, norm_after
 from epicycle.engine.kernels.prompt_attention_triton import PromptChunks, prompt_attention
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning, rope_kv
+from epicycle.engine.kernels.triton_common import starts_early
 
 EPS = 1e-6
 Pick = Callable[[Product, int], GemmConfig]
@@ -117,18 +118,17 @@ def no_attention(shape: Shape, rows: int) -> Attend:
     return lambda qkv, layer: qkv[:, :width]
 
 
-def fused_decode(
-    shape: Shape, pool: Pool, batch: DecodeBatch, turning: Turning, config: DecodeConfig, *, early: bool = False
-) -> Attend:
+def fused_decode(shape: Shape, pool: Pool, batch: DecodeBatch, turning: Turning, config: DecodeConfig) -> Attend:
     """Rotation, KV write and attention in one kernel."""
     rows = batch.rows.slots.shape[0]
     out = torch.empty(rows, shape.heads * shape.head_dim, dtype=torch.bfloat16, device="cuda")
+    early = starts_early(out.device, rows)
 
     def attend(qkv: Tensor, layer: int) -> Tensor:
         at = layer % pool.slots_per_page
         return decode_attention(
             qkv, shape.heads, batch.rows, batch.work, batch.scratch, pool.k, pool.v, at,
-            turning=turning, out=out, config=config, early=early,
+            turning=turning, out=out, config=config, early=early, ahead=early and rows == 1,
         )  # fmt: skip
 
     return attend
@@ -138,13 +138,14 @@ def separate_decode(shape: Shape, pool: Pool, batch: DecodeBatch, turning: Turni
     """Rotation and KV write in a kernel of their own, then attention."""
     rows = batch.rows.slots.shape[0]
     q, out = (torch.empty(rows, shape.heads * shape.head_dim, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    early = starts_early(out.device, rows)
 
     def attend(qkv: Tensor, layer: int) -> Tensor:
         at = layer % pool.slots_per_page
-        rope_kv(qkv, shape.heads, turning, batch.rows, pool.k, pool.v, at, out=q)
+        rope_kv(qkv, shape.heads, turning, batch.rows, pool.k, pool.v, at, out=q, early=early)
         return decode_attention(
             q, shape.heads, batch.rows, batch.work, batch.scratch, pool.k, pool.v, at,
-            out=out, config=config,
+            out=out, config=config, early=early,
         )  # fmt: skip
 
     return attend

@@ -195,9 +195,7 @@ class Bench:
             floor = shape.layers * layer_floor_us(shape, rows, context)
             batch = decode_batch(shape, pool, [context] * rows, 0)
             forms: dict[str, Attend] = {
-                "fused": fused_decode(
-                    shape, pool, batch, turning, default_config(rows, shape.head_dim), early=rows == 1
-                ),
+                "fused": fused_decode(shape, pool, batch, turning, default_config(rows, shape.head_dim)),
                 "separate": separate_decode(shape, pool, batch, turning, default_config(rows, shape.head_dim)),
             }
             for form, attend in forms.items():
