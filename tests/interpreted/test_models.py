@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from epicycle.engine import paged_attention
 from epicycle.engine.frame import Frame, FrameAttention, PlainAttention
 from epicycle.engine.kernels.ops import Ops
 from epicycle.engine.kernels.plain import PlainOps
+from epicycle.engine.kernels.rope_kv_triton import Turning
 from epicycle.engine.kernels.triton_ops import TritonOps
 from epicycle.engine.models.base import LoopedModel
 from epicycle.engine.models.fused import fuse_ends
@@ -134,3 +136,22 @@ def test_fused_ends_have_the_bits_of_the_model_s_and_leave_out_rows_beyond_the_c
         found.append((before[:2], after[:2], pool.k, pool.v))
     for one, other in zip(*found, strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(("early_rows", "forks"), [(8, 0), (7, 1)])
+def test_rows_whose_next_product_may_start_early_are_attended_to_in_turn(
+    early_rows: int, forks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = spec_of(MODELS["ouro"][0])
+    attention, forked = paged(make_pool(spec), spec.heads), []
+
+    def fork() -> AbstractContextManager[None]:
+        forked.append(True)
+        return nullcontext()
+
+    monkeypatch.setattr(paged_attention, "EARLY_ROWS", early_rows)
+    monkeypatch.setattr(attention.side, "forked", fork)
+    model = OuroModel(spec, lively_weights(spec), PlainOps())
+    qkv = torch.randn(8, (spec.heads + 2 * spec.kv_heads) * spec.head_dim)
+    attention.rows(MIXED).attend_product(0, qkv, Turning(model.cos, model.sin, False))
+    assert forks == len(forked)
