@@ -34,6 +34,7 @@ ROWS_TO_TURN_APART = 48  # from here on a launch of its own for rotation and KV 
 # to read: a few long ones would crowd together on those that are free first.
 PROGRAMS_TO_RUN_BESIDE = 1.5
 CONTEXT_TO_RUN_BESIDE = 4096
+CONTEXT_TO_SPREAD = 32768  # of Hopper's kernel, whose programs stay to the end: beyond, the last to start are late
 
 
 class PagedAttention:
@@ -74,9 +75,14 @@ class PagedAttention:
 
     def runs_beside(self, prompt_rows: int) -> bool:
         """Whether so many prompt rows are attended to beside decode rows, and not after them."""
-        if self.context_tokens <= CONTEXT_TO_RUN_BESIDE or self.is_hopper:
-            return prompt_rows > 0 and self.context_tokens <= CONTEXT_TO_RUN_BESIDE
-        tile = query_tile(prompt_rows, self.context_tokens, self.pool.geometry.head_dim)
+        if self.context_tokens <= CONTEXT_TO_RUN_BESIDE:
+            return prompt_rows > 0
+        if self.is_hopper and self.context_tokens > CONTEXT_TO_SPREAD:
+            return False
+        if self.is_hopper:
+            tile = item_rows(prompt_rows, self.heads, self.pool.device)
+        else:
+            tile = query_tile(prompt_rows, self.context_tokens, self.pool.geometry.head_dim)
         return prompt_rows // tile * self.heads >= PROGRAMS_TO_RUN_BESIDE * multiprocessors(self.pool.device)
 
     def has_listed(self, frame: Frame) -> bool:
