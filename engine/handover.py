@@ -38,6 +38,8 @@ class Handover:
     @property
     def wants_quiet(self) -> bool:
         """The GPU should do nothing else for the few milliseconds that writes need; for MOST_QUIET_S at most."""
+        if not self._closing:
+            return False
         late_s = self._clock() - MOST_QUIET_S
         return any(launched_s > late_s for launched_s in self._closing.values())
 
