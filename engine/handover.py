@@ -1,14 +1,12 @@
 """The pump's side of transfers: which rows' prompts come from another executor, or go to one.
 
 Owns the table of such rows by transfer, until the port says that the transfer has ended, and says to the port which
-units of a prompt a tick completes. Where both ends share a GPU, a write is a copy that the writer's own next ticks
-would keep waiting: then nothing follows a prompt's last tick until its transfer has ended. It must not know what a
-transfer's messages are, nor tensors.
+units of a prompt a tick completes. It must not know what a transfer's messages are, nor tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from epicycle.engine.route import Chunk, Resident
 from epicycle.engine.transfer.events import Event, Failed, Landed
@@ -17,31 +15,19 @@ from epicycle.engine.transfer.port import TransferPort
 from epicycle.engine.transfer.units import HEAD, Unit
 from epicycle.kvstore.reserve import pages_for
 
-MOST_QUIET_S = 0.1  # a peer that takes longer is in trouble, and others' prompts needn't wait for that
-
 
 class Handover:
     """Without a port there are no transfers, and Joins that name one are a mistake of control's."""
 
-    def __init__(self, port: TransferPort | None, page_tokens: int, clock: Callable[[], float]) -> None:
+    def __init__(self, port: TransferPort | None, page_tokens: int) -> None:
         self._port = port
-        self._clock = clock
         self._page_tokens = page_tokens
         self._rows: dict[int, Resident] = {}  # by transfer
         self._gone: set[int] = set()  # of those, rows that have left
-        self._closing: dict[int, float] = {}  # of those, prompts that go to an executor on this GPU: their end's launch
 
     @property
     def has_news(self) -> bool:
         return self._port is not None and self._port.has_news
-
-    @property
-    def wants_quiet(self) -> bool:
-        """The GPU should do nothing else for the few milliseconds that writes need; for MOST_QUIET_S at most."""
-        if not self._closing:
-            return False
-        late_s = self._clock() - MOST_QUIET_S
-        return any(launched_s > late_s for launched_s in self._closing.values())
 
     def expect(self, resident: Resident, fence: Ready) -> None:
         """D: the row waits for its prompt behind what it has in whole pages."""
@@ -73,8 +59,6 @@ class Handover:
             units: list[Unit] = [(page, plane) for page in pages for plane in planes]
             if chunk.depth == loops and chunk.ends_prompt:
                 units.append((0, HEAD))
-                if self._port.is_near(part.target):
-                    self._closing[part.transfer] = self._clock()
             if units:
                 self._port.written(part.transfer, units, ready)
 
@@ -90,7 +74,6 @@ class Handover:
             return False
         assert self._port is not None
         self._gone.add(part.transfer)
-        self._closing.pop(part.transfer, None)
         self._port.stop(part.transfer)
         return True
 
@@ -101,7 +84,6 @@ class Handover:
         found: list[tuple[Event, Resident]] = []
         for event in self._port.take():
             resident = self._rows.get(event.transfer)
-            self._closing.pop(event.transfer, None)
             if resident is None or (isinstance(event, Landed) and event.transfer in self._gone):
                 continue  # of a row that has left only its end matters
             found.append((event, resident))
@@ -113,7 +95,6 @@ class Handover:
     def reset(self) -> None:
         self._rows.clear()
         self._gone.clear()
-        self._closing.clear()
         if self._port is not None:
             self._port.reset()
 

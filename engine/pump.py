@@ -81,7 +81,7 @@ class Pump:
         self._last_gens: dict[int, int] = {}  # by slot
         self._prompts = PromptQueue(pool.facts.serial_prompts, tick.most_chunks)
         self._planner = TickPlanner(tick, self._prompts, loops, chunk_tokens)
-        self._handover = Handover(transfers, pool.page_tokens, clock)
+        self._handover = Handover(transfers, pool.page_tokens)
         self._out = Outbox(epoch)
         self.counters = self._out.counters
 
@@ -140,14 +140,13 @@ class Pump:
             return
         if self._at_head:
             self._launch_heads()
-        is_quiet = self._handover.wants_quiet
-        work = TickWork([], []) if is_quiet else self._planner.next_work(self._runnable())
+        work = self._planner.next_work(self._runnable())
         if work.decode or work.chunks:
             self._launch(work)
             self._harvest_complete()
         elif self._flight:
             self._wait()
-        elif is_quiet or self._shelf.is_busy or self._flight.is_leaving:
+        elif self._shelf.is_busy or self._flight.is_leaving:
             self._flight.pause()
 
     def collect(self) -> StepOutput:

@@ -1,8 +1,7 @@
 """What the next tick is made of: which decode rows, how many prompt rows, and how many loops.
 
-Owns how rows of fixed depth are kept in step, and how prompts are dosed beside rows that decode, or such rows beside
-prompts: while more requests wait for their prompts than decode, tokens of the few would cost nearly what those of all
-will. Decides from the host's numbers alone. It must not know leases, results or messages.
+Owns how rows of fixed depth are kept in step, and how prompts are dosed beside rows that decode. Decides from the
+host's numbers alone. It must not know leases, results or messages.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from epicycle.engine.tick import ANY_NUMBER, Tick
 DECODE_ROWS_OF_A_CHUNK = 64  # so many more let a chunk be as large again: their tick takes longer by itself
 SMALL_DOSES = 16  # prompts that so many small chunks hold are read in such; it takes as many tokens of a running stream
 TOKENS_OF_A_QUEUE = 8  # longer ones are to be read in the time of so many tokens
-PASSES_OF_A_TOKEN = 3  # of prompts through the model, for one token of those few who decode while many wait
 
 
 class TickPlanner:
@@ -29,26 +27,15 @@ class TickPlanner:
         self._chunk_tokens = chunk_tokens
         self.ordered_rows = 0
         self._dose_rows = 0
-        self._passes = 0  # that prompts have begun since a token
-        self._is_held = False  # decode rows wait until this one ends
 
     def next_work(self, decode: list[Resident]) -> TickWork:
         """The next tick, of decode rows that may run and whatever prompts may; it may be empty."""
-        may_start, loops, is_held = True, 1, False
+        may_start, loops = True, 1
         if self._tick.takes_whole_tokens and _has_one_depth(decode):
             decode, may_start = self._keep_step(decode)
             loops = self._loops if may_start and decode and decode[0].max_loops == self._loops else 1
-            is_held = self._hold(len(decode), may_start=may_start)
-        chunks = self._prompts.take(self._budget_rows(0 if is_held else len(decode)), may_start=may_start)
-        return TickWork([] if is_held and chunks else decode, chunks, 1 if chunks else loops)
-
-    def _hold(self, decode_rows: int, *, may_start: bool) -> bool:
-        """Whether decode rows, all at the start of a token, let a pass of prompts go without them."""
-        if may_start:
-            is_burst = decode_rows < self._prompts.waiting
-            self._passes = self._passes + 1 if is_burst else 0
-            self._is_held = is_burst and self._passes % PASSES_OF_A_TOKEN != 0
-        return self._is_held
+        chunks = self._prompts.take(self._budget_rows(len(decode)), may_start=may_start)
+        return TickWork(decode, chunks, 1 if chunks else loops)
 
     def _budget_rows(self, decode_rows: int) -> int:
         """Prompt rows of one tick: as many as it takes while more requests wait for their prompts than decode. Then

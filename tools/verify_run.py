@@ -25,7 +25,7 @@ from epicycle.tools.verify_conditions import Condition
 from epicycle.transport.config import EngineConfig, TransferConfig
 from epicycle.transport.wire.request import LoopBounds, Sampling
 
-PREEMPTIONS_PER_STEP = 0.15
+PREEMPTIONS_PER_TICK = 0.15
 MOST_STEPS_APART = 9  # between staggered arrivals
 STUCK_S = 300.0
 
@@ -115,6 +115,7 @@ class Party:
         self._rng = random.Random(seed)
         self._in_flight = 0
         self._steps_to_next = 0
+        self._ticks = 0
         self.peak_rows = 0
         self.hit_tokens = 0
 
@@ -134,7 +135,7 @@ class Party:
                     replies[place] = reply
                     if self._watched is not None and self._watched[0] == place:
                         self._watched[1].reply = reply
-            if self._condition.is_preempted and self._rng.random() < PREEMPTIONS_PER_STEP:
+            if self._condition.is_preempted and self._has_ticked() and self._rng.random() < PREEMPTIONS_PER_TICK:
                 self._offline.preempt(self._rng.choice)
             self._offline.step()
             self.peak_rows = max(self.peak_rows, self._offline.running)
@@ -147,6 +148,11 @@ class Party:
             self._offline.close()
         self.hit_tokens = sum(reply.cached_tokens for reply in replies.values())
         return [outcome_of(replies[place]) for place in places]
+
+    def _has_ticked(self) -> bool:
+        """Whether a tick has ended since the last look: rows must get to run however many steps their copies take."""
+        before, self._ticks = self._ticks, self._offline.pump.counters.ticks
+        return self._ticks > before
 
     def watch(self, place: int) -> KvWatch:
         """Keep the KV of trial `place`; call before `run`."""

@@ -152,10 +152,6 @@ class TransferConfig(Section, frozen=True):
     nixl_backend: Annotated[str, doc("NIXL backend that carries the bytes")] = "UCX"
     chunk_bytes: Annotated[int, doc("largest write")] = 256 << 20
     inflight_bytes: Annotated[int, doc("bytes of writes that may be on their way at once")] = 2 << 30
-    stream_planes: Annotated[
-        str,
-        doc("on: a page's planes leave as loops end; off: whole pages, and no tick beside them; auto: off on one GPU"),
-    ] = "auto"
     idle_s: Annotated[float, doc("a transfer with writes on their way that moves nothing for so long has failed")] = (
         30.0
     )
@@ -294,7 +290,6 @@ RULES: tuple[Rule, ...] = (
     _between("executor.mock_host_pages", 0, 1 << 24),
     _between("executor.mock_host_prefix_pages", 0, 1 << 24),
     _one_of("transfer.connector", ("auto", "off", "nixl", "copy")),
-    _one_of("transfer.stream_planes", ("auto", "on", "off")),
     _between("transfer.chunk_bytes", 1, 1 << 40),
     _between("transfer.inflight_bytes", 1, 1 << 40),
     (

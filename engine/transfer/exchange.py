@@ -49,7 +49,6 @@ class _Peer:
     epoch: int
     outbox: Outbox
     blocks: Blocks | None = None
-    is_near: bool = False  # on the same GPU: few large copies then take less time than many small ones sent early
     error: TransferError | None = None
 
     def send(self, message: Wire) -> None:
@@ -110,11 +109,6 @@ class Exchange:
     def has_transfers(self) -> bool:
         return bool(self._in or self._out)
 
-    def is_near(self, peer: str) -> bool:
-        """Whether whole pages go to this peer, in few large copies: it has been met, and shares our GPU."""
-        found = self._peers.get(peer)
-        return found is not None and found.is_near
-
     @property
     def is_sending(self) -> bool:
         """Something may be posted or done at any moment."""
@@ -162,17 +156,8 @@ class Exchange:
                 blocks = self._connector.connect(meet)
                 self.counts.link_bytes_per_s[peer.name] = measure(self._connector, peer.name, blocks)
                 peer.blocks = blocks
-                peer.is_near = self._shares_gpu(meet)
             except TransferError as error:
                 peer.error = error
-
-    def _shares_gpu(self, meet: Meet) -> bool:
-        match self._limits.stream_planes:
-            case "auto":
-                mine = self._connector.meet(self._name, self._epoch)
-                return (mine.memory, mine.device) == ("VRAM", meet.device) and meet.memory == "VRAM"
-            case choice:
-                return choice == "off"
 
     def _peer(self, name: str, epoch: int) -> _Peer | None:
         """The peer, while that incarnation is up."""
@@ -419,7 +404,7 @@ class Exchange:
         while out.ready:
             if limits.inflight_bytes - counts.inflight_bytes < limits.chunk_bytes:
                 return  # a smaller write now would be one more later
-            units, size = out.take(limits.chunk_bytes, is_paged=peer.is_near)
+            units, size = out.take(limits.chunk_bytes)
             if not units:
                 return
             here_place, there_place = out.places(self._connector.blocks, there)

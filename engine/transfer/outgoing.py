@@ -6,7 +6,7 @@ order of messages is `exchange.py`'s business.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -42,7 +42,6 @@ class Outgoing:
     gates: deque[tuple[Ready, list[Unit]]] = field(default_factory=deque)
     ready: set[Unit] = field(default_factory=set)
     unsent: set[Unit] = field(default_factory=set)  # known once reserved
-    whole: set[int] = field(default_factory=set)  # pages that were ready in every plane
     posted: list[Posted] = field(default_factory=list)
     parts: int = 0
     bytes: int = 0
@@ -83,21 +82,12 @@ class Outgoing:
             if (0, HEAD) in units:
                 self.prompt_done_s = now_s
 
-    def take(self, most_bytes: int, *, is_paged: bool) -> tuple[list[Unit], int]:
-        """(units, bytes) of the next write; none where nothing is ready or `most_bytes` hold no unit.
-
-        With `is_paged` only pages that are ready in every plane go, so that neighbouring pages merge.
-        """
-        waiting = self._of_whole_pages() if is_paged else self.ready
-        units = take_units(self.cut, waiting, most_bytes)
+    def take(self, most_bytes: int) -> tuple[list[Unit], int]:
+        """(units, bytes) of the next write; none where nothing is ready or `most_bytes` hold no unit."""
+        units = take_units(self.cut, self.ready, most_bytes)
         self.ready.difference_update(units)
         self.unsent.difference_update(units)
         return units, sum(self.cut.bytes_of(unit) for unit in units)
-
-    def _of_whole_pages(self) -> set[Unit]:
-        counts = Counter(page for page, plane in self.ready if plane != HEAD)
-        self.whole.update(page for page, count in counts.items() if count == len(self.shape.planes))
-        return {unit for unit in self.ready if unit[0] in self.whole or unit[1] == HEAD}
 
     def places(self, here: Blocks, there: Blocks) -> tuple[Place, Place]:
         """Where the prompt lies on this side and on the other."""

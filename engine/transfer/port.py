@@ -137,10 +137,6 @@ class TransferPort:
         done_at = self._connector.blocks.shape.done_at
         return [plane for plane in self.planes if done_at[plane] + 1 == loops_done]
 
-    def is_near(self, peer: str) -> bool:
-        """See `Exchange.is_near`; any thread."""
-        return self._exchange.is_near(peer)
-
     def stop(self, transfer: int) -> None:
         """See `Exchange.stop`."""
         self._do(lambda exchange: exchange.stop(transfer))

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -69,12 +70,12 @@ def sampled_asks(engine: Engine) -> list[Ask]:
     drawn = Sampling(max_tokens=16, temperature=0.8, logprobs=0)
     some = [
         drawn,
-        replace(drawn, top_k=20, logprobs=3),
-        replace(drawn, top_p=0.8),
-        replace(drawn, min_p=0.05, temperature=1.3, logprobs=20),
-        replace(drawn, top_k=200, top_p=0.95, presence_penalty=0.5, frequency_penalty=0.2),
-        replace(drawn, repetition_penalty=1.2, temperature=0.0),
-        replace(
+        msgspec.structs.replace(drawn, top_k=20, logprobs=3),
+        msgspec.structs.replace(drawn, top_p=0.8),
+        msgspec.structs.replace(drawn, min_p=0.05, temperature=1.3, logprobs=20),
+        msgspec.structs.replace(drawn, top_k=200, top_p=0.95, presence_penalty=0.5, frequency_penalty=0.2),
+        msgspec.structs.replace(drawn, repetition_penalty=1.2, temperature=0.0),
+        msgspec.structs.replace(
             drawn,
             min_tokens=9,
             stop_ids=pack(I32, list(range(0, engine.spec.vocab_size, 7))[:60]),
@@ -85,7 +86,7 @@ def sampled_asks(engine: Engine) -> list[Ask]:
     return [
         Ask(
             [(11 * number + 5 * place) % (engine.spec.vocab_size - 9) + 5 for place in range(3 + 4 * number)],
-            replace(some[number % len(some)], seed=number),
+            msgspec.structs.replace(some[number % len(some)], seed=number),
             LoopBounds(min_loops=1, exit_threshold=threshold),
         )
         for number in range(21)

