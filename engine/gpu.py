@@ -48,7 +48,7 @@ _WARM_ROWS = 8
 
 Progress = Callable[[str], None]
 _AGREES: dict[tuple[Product, int, torch.dtype, torch.device], bool] = {}
-_CHOSEN: dict[tuple[Product, int, torch.dtype, torch.device, bool], GemmConfig] = {}
+_CHOSEN: dict[tuple[Product, int, torch.dtype, torch.device, bool], tuple[GemmConfig, GemmConfig]] = {}
 
 
 def products_of(spec: ModelSpec) -> list[Product]:
@@ -116,14 +116,14 @@ def _choices(
         if new_steps:
             found = check_products([product], new_steps, dtype, device, keeps_bits=keeps_bits)
             for step in new_steps:
-                _CHOSEN[product, step, dtype, device, keeps_bits] = found.get(product, step)
-    return Choices(
-        {
-            (product.name, step): _CHOSEN[product, step, dtype, device, keeps_bits]
-            for product in products
-            for step in steps
-        }
-    )
+                counted = found.find_counted(product, step) or sure(product)
+                _CHOSEN[product, step, dtype, device, keeps_bits] = found.get(product, step), counted
+    choices = Choices()
+    for product in products:
+        for step in steps:
+            picked, counted = _CHOSEN[product, step, dtype, device, keeps_bits]
+            choices.picked[product.name, step], choices.counted[product.name, step] = picked, counted
+    return choices
 
 
 def _compile_side_by_side(

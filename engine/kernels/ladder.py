@@ -309,10 +309,11 @@ class Probe(Protocol):
 
 @dataclass(slots=True)
 class Choices:
-    """The picked configuration of every (product name, step), with what was refused for its bits, and the numbers of
-    rows between steps that the library may be handed as they are, by product name."""
+    """The picked configuration of every (product name, step), the same among those that read a count, what was refused
+    for its bits, and the numbers of rows between steps that the library may be handed as they are, by product name."""
 
     picked: dict[tuple[str, int], GemmConfig] = field(default_factory=dict)
+    counted: dict[tuple[str, int], GemmConfig] = field(default_factory=dict)
     refused: list[tuple[str, int, str]] = field(default_factory=list)
     exact: dict[str, frozenset[int]] = field(default_factory=dict)
 
@@ -322,9 +323,8 @@ class Choices:
         return EXACT if found == LIBRARY and rows in self.exact.get(product.name, ()) else found
 
     def find_counted(self, product: Product, rows: int) -> GemmConfig | None:
-        """What to run where the device knows how many of `rows` there are: picked for so many or the next more."""
-        picked = (self.picked.get((product.name, step)) for step in STEPS if step >= min(rows, STEPS[-1]))
-        return next((config for config in picked if config is not None and config.reads_count), None)
+        """What to run where the device knows how many of `rows` there are, if anything was picked."""
+        return self.counted.get((product.name, step_for(rows)))
 
     def get(self, product: Product, rows: int) -> GemmConfig:
         """What to run; the sure one where nothing was picked."""
@@ -332,7 +332,8 @@ class Choices:
 
 
 def choose(products: list[Product], steps: list[int], probe: Probe, *, keeps_bits: bool = True) -> Choices:
-    """Time every candidate of every product and step and keep the fastest of those that are bit-equal.
+    """Time every candidate of every product and step and keep the fastest of those that are bit-equal, and the fastest
+    of them that reads a count.
 
     Bits are compared from the fastest candidate down, so that slow ones aren't checked for nothing. One that can't run
     on this device must answer infinity as its time. Without `keeps_bits` the fastest is taken whatever its bits, and
@@ -344,12 +345,17 @@ def choose(products: list[Product], steps: list[int], probe: Probe, *, keeps_bit
             tried = _all(product, step) if keeps_bits else {*_all(product, step), LIBRARY}
             timed = sorted((probe.time_us(product, config, step), config.key, config) for config in tried)
             for time_us, key, config in timed:
-                if time_us == float("inf"):
+                at = product.name, step
+                if time_us == float("inf") or at in choices.counted:
                     break
-                if not keeps_bits or config == sure(product) or probe.is_equal(product, config, step):
-                    choices.picked[product.name, step] = config
-                    break
-                choices.refused.append((product.name, step, key))
+                if at in choices.picked and not config.reads_count:
+                    continue
+                if keeps_bits and config != sure(product) and not probe.is_equal(product, config, step):
+                    choices.refused.append((*at, key))
+                    continue
+                choices.picked.setdefault(at, config)
+                if config.reads_count:
+                    choices.counted[at] = config
     return choices
 
 

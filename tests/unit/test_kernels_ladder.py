@@ -8,7 +8,6 @@ from epicycle.engine.kernels.ladder import (
     EXACT,
     LIBRARY,
     STEPS,
-    Choices,
     GemmConfig,
     Product,
     candidates,
@@ -20,6 +19,7 @@ from epicycle.engine.kernels.ladder import (
 )
 
 PLAIN = Product("plain", 6144, 2048)
+STREAMS = [config for config in candidates(PLAIN, 1) if config.kernel == "stream"][:2]
 
 
 @dataclass
@@ -112,13 +112,13 @@ def test_rings_of_early_kernels_leave_little_of_a_multiprocessor_and_need_lines_
     assert all(config.kernel != "rows" for step in STEPS for config in candidates(odd, step))
 
 
-def test_a_counted_product_takes_the_first_pick_for_as_many_rows_that_reads_a_count() -> None:
-    early, few, many = candidates(PLAIN, 1)[0], candidates(PLAIN, 16)[3], candidates(PLAIN, 128)[1]
+def test_a_counted_product_takes_the_fastest_equal_one_that_reads_a_count() -> None:
+    early, (few, other) = candidates(PLAIN, 1)[0], STREAMS
+    probe = FakeProbe({early.key: 1.0, few.key: 2.0, other.key: 3.0}, unequal={few.key})
+    choices = choose([PLAIN], [1], probe)
     assert early.kernel == "early"
-    picked = {1: early, 16: few, 32: LIBRARY, 64: LIBRARY, 128: many}
-    choices = Choices({(PLAIN.name, step): config for step, config in picked.items()})
-    assert [few, few, many, many] == [choices.find_counted(PLAIN, rows) for rows in (1, 9, 17, 100)]
-    assert choices.find_counted(PLAIN, 200) is None
+    assert (early, other) == (choices.find(PLAIN, 1), choices.find_counted(PLAIN, 1))
+    assert choices.find_counted(PLAIN, 2) is None
 
 
 def test_two_accumulators_fit_the_register_file() -> None:
