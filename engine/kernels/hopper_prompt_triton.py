@@ -183,9 +183,9 @@ def _produce(
             _bring(k_desc0, k_desc1, k_boxes0, k_boxes1, k_full, slot, c0, c1, c2, c3, kv_lane, LANES_0, LANES_1)
             mbarrier.wait(v_empty.index(slot), phase)
             _bring(v_desc0, v_desc1, v_boxes0, v_boxes1, v_full, slot, c0, c1, c2, c3, kv_lane, LANES_0, LANES_1)
-            if start == 0:  # early, and yet behind what is waited for
-                job = programs + gl.atomic_add(taken_ptr, 1)
             count += 1
+        # Not before: whoever ends first is to take the next, and this waits for the ring, not for what it took.
+        job = programs + gl.atomic_add(taken_ptr, 1)
     letter = at & 1
     mbarrier.wait(mail_empty.index(letter), ((at >> 1) & 1) ^ 1)
     _post(letters, 4 * letter, 0)

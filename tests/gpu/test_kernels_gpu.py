@@ -65,6 +65,24 @@ def test_attention_of_one_row_may_begin_early_with_the_same_bits(heads: int, kv_
         assert early_holds(heads, kv_heads, width, 16, pairs, torch.bfloat16, device)
 
 
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width", "page_tokens"),
+    [(16, 16, 128, 16), (55, 55, 96, 16), (48, 8, 128, 16), (4, 2, 64, 32)],
+)
+def test_prompts_of_a_hopper_card_have_the_bits_of_the_kernel_for_all(
+    heads: int, kv_heads: int, width: int, page_tokens: int
+) -> None:
+    import torch
+
+    from epicycle.engine.kernels.hopper_prompt_triton import takes
+    from epicycle.engine.kernels.prompt_check import hopper_prompt_holds
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    if not takes(width, page_tokens, torch.bfloat16, device):
+        pytest.skip("this card isn't a Hopper")
+    assert hopper_prompt_holds(heads, kv_heads, width, page_tokens, torch.bfloat16, device)
+
+
 def test_addresses_beyond_two_to_the_31st_element_are_right() -> None:
     from epicycle.engine.kernels.bench import checks
 

@@ -22,6 +22,7 @@ from epicycle.engine.kernels import (
     early_triton,
     exit_triton,
     gemm_triton,
+    hopper_prompt_triton,
     noise_triton,
     norm_triton,
     prompt_attention_triton,
@@ -272,6 +273,30 @@ def test_prompt_attention_uses_warp_group_products_and_waits_for_none_of_them_al
     )
     assert found.stack_bytes <= 32  # none by Triton 3.6; the assembler of 3.9 puts a few registers aside
     assert 3 * found.sass.count("WARPGROUP.DEPBAR") < found.sass.count("HGMMA")
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize(("heads", "kv_heads", "width", "pairs"), MODELS)
+def test_prompt_attention_for_hopper_brings_kv_by_itself_and_waits_for_few_products(
+    heads: int, kv_heads: int, width: int, pairs: bool, groups: int, tmp_path: Path
+) -> None:
+    kernel = hopper_prompt_triton
+    lanes_0, lanes_1 = kernel.LANES[width]
+    boxes = {"q": kernel.GROUP_ROWS, "k": kernel.BOX_TOKENS, "v": kernel.BOX_TOKENS}
+    arguments: dict[str, str] = {}
+    for name, rows in boxes.items():
+        for part, lanes in enumerate((64, lanes_1 or 64)):
+            layout = gl.NVMMASharedLayout(swizzle_byte_width=kernel.SWIZZLE[lanes], element_bitwidth=16, rank=2)
+            arguments[f"{name}_desc{part}"] = f"tensordesc<bf16[{rows},{lanes}],{layout!r}>"
+    arguments |= {"out_ptr": H, "out_stride16": N, "layer": N}
+    names = ("items_ptr", "total_ptr", "firsts_ptr", "counts_ptr", "plane_slots_ptr", "taken_ptr")
+    arguments |= dict.fromkeys(names, I) | ROWS
+    constants = {"HEADS": heads, "KV_HEADS": kv_heads, "HEAD_DIM": width, "LANES_0": lanes_0, "LANES_1": lanes_1}
+    constants |= {"GROUPS": groups, "STAGES": kernel.STAGES, "PAGE_TOKENS": 16, "DTYPE": tl.bfloat16, "SCALE": 0.125}
+    found = compiled(kernel.hopper_prompt_kernel, arguments, constants, tmp_path, num_warps=4, maxnreg=kernel.REGISTERS)
+    assert found.shared_bytes <= 227 * 1024
+    assert "UTMALDG" in found.sass
+    assert 4 * found.sass.count("WARPGROUP.DEPBAR") < found.sass.count("HGMMA")
 
 
 def _norm() -> tuple[Any, dict[str, str], dict[str, Any]]:
