@@ -79,11 +79,14 @@ class PagedAttention:
             return prompt_rows > 0
         if self.is_hopper and self.context_tokens > CONTEXT_TO_SPREAD:
             return False
+        programs = prompt_rows // self.item_rows(prompt_rows) * self.heads
+        return programs >= PROGRAMS_TO_RUN_BESIDE * multiprocessors(self.pool.device)
+
+    def item_rows(self, prompt_rows: int) -> int:
+        """Rows of one work item of prompt attention in a tick that has so many."""
         if self.is_hopper:
-            tile = item_rows(prompt_rows, self.heads, self.pool.device)
-        else:
-            tile = query_tile(prompt_rows, self.context_tokens, self.pool.geometry.head_dim)
-        return prompt_rows // tile * self.heads >= PROGRAMS_TO_RUN_BESIDE * multiprocessors(self.pool.device)
+            return item_rows(prompt_rows, self.heads, self.pool.device)
+        return query_tile(prompt_rows, self.context_tokens, self.pool.geometry.head_dim)
 
     def has_listed(self, frame: Frame) -> bool:
         """The work list is that of these rows already: deeper loops of a token read as far as its first. If not, the
@@ -249,10 +252,7 @@ class PagedRows:
         starts = frame.positions[frame.decode_rows :][firsts].to(torch.int32)
         counts = torch.where(is_live, counts, 0).to(torch.int32)
         shared = self._attention
-        if shared.is_hopper:
-            tile = item_rows(frame.prompt_rows, shared.heads, shared.pool.device)
-        else:
-            tile = query_tile(frame.prompt_rows, shared.context_tokens, shared.pool.geometry.head_dim)
+        tile = shared.item_rows(frame.prompt_rows)
         chunks = PromptChunks(firsts.to(torch.int32), counts, shared.prompt_work, tile)
         list_tiles(chunks.work, chunks.counts, starts, tile)
         return chunks

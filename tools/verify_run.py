@@ -90,9 +90,9 @@ class KvWatch:
 class Party:
     """Trials and their company in one pump, until the last trial has ended. `peak_rows`: most residents at once.
 
-    `hit_tokens`: prompt tokens of trials that were cached. `prefill` computes the prompts, where there is one.
-    `hit_tokens`: prompt tokens of trials that were cached; `preemptions`: how often somebody was saved on the host;
-    `attached_pages`: pages that those who came back found in the cache.
+    `prefill` computes the prompts, where there is one. `hit_tokens`: prompt tokens of trials that were cached;
+    `preemptions`: how often somebody was saved on the host; `attached_pages`: pages that those who came back found in
+    the cache.
     """
 
     def __init__(

@@ -14,10 +14,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from epicycle.engine.kernels.early_triton import load_later
+from epicycle.engine.kernels.gluon_common import load_later, thread_barrier
 from epicycle.engine.kernels.rope_kv_triton import load_rotated
 
-thread_barrier = getattr(gl, "barrier", None) or gl.thread_barrier  # Triton 3.9, 3.6
 AT_ONCE = gl.constexpr(16)
 
 

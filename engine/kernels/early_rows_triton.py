@@ -13,21 +13,18 @@ from __future__ import annotations
 
 from functools import cache
 
-import torch
 import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from epicycle.engine.kernels.early_triton import EPILOGUES, PAIR, PARTS
+from epicycle.engine.kernels.gluon_common import load_tile, silu_mul
 from epicycle.engine.kernels.ladder import GemmConfig, chunk_length
-from epicycle.engine.kernels.triton_common import TL_DTYPES
-
-# A name of Triton 3.9, and of 3.6.
-load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+from epicycle.engine.kernels.triton_common import TL_DTYPES, empty_product
 
 
 @gluon.jit
@@ -120,9 +117,7 @@ def early_rows_kernel(
     to = y_at + outs[:, None] + (rows.to(gl.int64) * y_stride)[None, :]
     mask = (first + outs < N)[:, None] & (rows < M)[None, :]
     if EPILOGUE == PAIR:
-        gate, up = acc.to(DTYPE).to(gl.float32), up.to(DTYPE).to(gl.float32)
-        active = (gate / (1.0 + gl.exp(-gate))).to(DTYPE).to(gl.float32)
-        gl.store(to, (active * up).to(DTYPE), mask=mask)
+        gl.store(to, silu_mul(acc, up, DTYPE).to(DTYPE), mask=mask)
     elif EPILOGUE == PARTS:
         gl.store(to, acc, mask=mask)
     else:
@@ -143,9 +138,7 @@ def early_rows_product(
     (m, k), chunk = x.shape, chunk_length(x.shape[1], chunks)
     assert epilogue == "parts" or (chunks == 1 and epilogue in ("plain", "pair")), (chunks, epilogue)
     assert weight.shape[1] == k and x.dtype.itemsize == 2, (x.shape, x.dtype, weight.shape)
-    if out is None:
-        wide = torch.float32 if epilogue == "parts" else x.dtype
-        out = torch.empty((chunks, m, n) if epilogue == "parts" else (m, n), dtype=wide, device=x.device)
+    out = empty_product(x, m, n, epilogue, chunks) if out is None else out
     early_rows_kernel[(triton.cdiv(n, config.block_n), chunks, triton.cdiv(m, config.block_m))](
         TensorDescriptor.from_tensor(x, [config.block_m, config.block_k], shared_layout()),
         TensorDescriptor.from_tensor(weight, [config.block_n, config.block_k], shared_layout()),

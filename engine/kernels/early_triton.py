@@ -10,7 +10,6 @@ product it computes.
 
 from __future__ import annotations
 
-import torch
 import triton
 from torch import Tensor
 from triton.experimental import gluon
@@ -18,14 +17,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from epicycle.engine.kernels.gluon_common import HAS_REINTERPRET, load_later, silu_mul
 from epicycle.engine.kernels.ladder import GemmConfig, chunk_length
-from epicycle.engine.kernels.triton_common import TL_DTYPES, next_power
+from epicycle.engine.kernels.triton_common import TL_DTYPES, empty_product, next_power
 
 EPILOGUES = {"plain": 0, "float": 1, "pair": 2, "parts": 3}
 PLAIN, FLOAT, PAIR, PARTS = (gl.constexpr(EPILOGUES[name]) for name in ("plain", "float", "pair", "parts"))
-# Names of Triton 3.9, and of 3.6.
-load_later = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
-HAS_REINTERPRET = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
 
 
 @gluon.jit
@@ -121,9 +118,7 @@ def early_kernel(
     to, _ = gl.broadcast(to[None, :], acc)
     mask = is_first[:, None] & is_held[None, :]
     if EPILOGUE == PAIR:
-        gate, up = acc.to(DTYPE).to(gl.float32), up.to(DTYPE).to(gl.float32)
-        active = (gate / (1.0 + gl.exp(-gate))).to(DTYPE).to(gl.float32)
-        gl.store(to, (active * up).to(DTYPE), mask=mask)
+        gl.store(to, silu_mul(acc, up, DTYPE).to(DTYPE), mask=mask)
     elif EPILOGUE == PARTS:
         gl.store(to, acc, mask=mask)
     elif EPILOGUE == FLOAT:
@@ -140,9 +135,7 @@ def early_product(
     (m, k), chunk = x.shape, chunk_length(x.shape[1], chunks)
     assert chunks == 1 or epilogue == "parts", (chunks, epilogue)
     assert weight.shape[1] == k and x.stride(1) == weight.stride(1) == 1, (x.shape, weight.shape)
-    if out is None:
-        wide = torch.float32 if epilogue in ("float", "parts") else x.dtype
-        out = torch.empty((chunks, m, n) if epilogue == "parts" else (m, n), dtype=wide, device=x.device)
+    out = empty_product(x, m, n, epilogue, chunks) if out is None else out
     tile_n = config.tile_rows(n)
     early_kernel[(triton.cdiv(n, tile_n), chunks, m)](
         x,

@@ -25,6 +25,7 @@ from epicycle.engine.kernels.ladder import STEPS, GemmConfig, Product, chunk_len
 from epicycle.engine.kernels.silu_triton import silu_mul
 from epicycle.engine.kernels.triton_common import (
     TL_DTYPES,
+    empty_product,
     multiprocessors,
     silu_mul_rounded,
 )
@@ -35,6 +36,12 @@ FLOAT = tl.constexpr(1)
 PAIR = tl.constexpr(2)
 PARTS = tl.constexpr(3)
 EPILOGUES = {"plain": 0, "float": 1, "pair": 2, "parts": 3}
+GLUON_PRODUCTS = {
+    "early": early_product,
+    "rows": early_rows_product,
+    "wide": wide_product,
+    "wide-parts": wide_product,
+}
 
 
 @triton.jit
@@ -232,10 +239,7 @@ def product(
     m = x.shape[0] if rows is None else rows.shape[0]
     n = weight.shape[0] // 2 if epilogue == "pair" else weight.shape[0]
     assert weight.shape[1] == x.shape[1] and x.stride(1) == weight.stride(1) == 1, (x.shape, weight.shape)
-    if out is None:
-        shape = (chunks, m, n) if epilogue == "parts" else (m, n)
-        wide = epilogue in ("float", "parts")
-        out = torch.empty(shape, dtype=torch.float32 if wide else x.dtype, device=x.device)
+    out = empty_product(x, m, n, epilogue, chunks) if out is None else out
     if config.kernel == "tile":
         assert bias is None and rows is None and epilogue in ("plain", "pair"), (config, epilogue)
         _run_tile(x, weight, out, config, epilogue, chunks, count)
@@ -337,15 +341,9 @@ def run_product(
     if config.kernel in ("library", "exact"):
         return _run_library(kind, x, weight, is_exact=config.kernel == "exact")
     epilogue = stored_as(kind, config)
-    if config.kernel == "early":
-        assert count is None, kind
-        return early_product(x, weight, config, epilogue, kind.chunks, out)
-    if config.kernel.startswith("wide"):
-        assert count is None, kind
-        return wide_product(x, weight, config, epilogue, kind.chunks, out)
-    if config.kernel == "rows":
-        assert count is None, kind
-        return early_rows_product(x, weight, config, epilogue, kind.chunks, out)
+    if not config.reads_count:
+        assert count is None, (kind, config)
+        return GLUON_PRODUCTS[config.kernel](x, weight, config, epilogue, kind.chunks, out)
     return product(x, weight, config, epilogue=epilogue, chunks=kind.chunks, out=out, count=count)
 
 

@@ -18,20 +18,16 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from epicycle.engine.kernels.gluon_common import HAS_REINTERPRET, load_tile, thread_barrier
 from epicycle.engine.kernels.prompt_attention_triton import PromptChunks
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses
-from epicycle.engine.kernels.triton_common import INTERPRETED, TL_DTYPES, multiprocessors
+from epicycle.engine.kernels.triton_common import TL_DTYPES, multiplies_in_groups, multiprocessors
 
-# Names of Triton 3.9, and of 3.6.
-thread_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
-load_box = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-HAS_REINTERPRET = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
 BOX_TOKENS = 16
 BOX = gl.constexpr(BOX_TOKENS)  # positions of one copy: no page is shorter
 TILE = gl.constexpr(64)  # positions of one step of the online softmax: the twin's
@@ -94,15 +90,15 @@ def _bring(
     mbarrier.expect(done, TILE * (LANES_0 + LANES_1) * 2)
     for half in gl.static_range(LANES_0 // 64):
         first = slot * (LANES_0 // 16) + 4 * half
-        load_box(desc0, [c0, lane + 64 * half], done, boxes0.index(first))
-        load_box(desc0, [c1, lane + 64 * half], done, boxes0.index(first + 1))
-        load_box(desc0, [c2, lane + 64 * half], done, boxes0.index(first + 2))
-        load_box(desc0, [c3, lane + 64 * half], done, boxes0.index(first + 3))
+        load_tile(desc0, [c0, lane + 64 * half], done, boxes0.index(first))
+        load_tile(desc0, [c1, lane + 64 * half], done, boxes0.index(first + 1))
+        load_tile(desc0, [c2, lane + 64 * half], done, boxes0.index(first + 2))
+        load_tile(desc0, [c3, lane + 64 * half], done, boxes0.index(first + 3))
     if LANES_1:
-        load_box(desc1, [c0, lane + LANES_0], done, boxes1.index(slot * 4))
-        load_box(desc1, [c1, lane + LANES_0], done, boxes1.index(slot * 4 + 1))
-        load_box(desc1, [c2, lane + LANES_0], done, boxes1.index(slot * 4 + 2))
-        load_box(desc1, [c3, lane + LANES_0], done, boxes1.index(slot * 4 + 3))
+        load_tile(desc1, [c0, lane + LANES_0], done, boxes1.index(slot * 4))
+        load_tile(desc1, [c1, lane + LANES_0], done, boxes1.index(slot * 4 + 1))
+        load_tile(desc1, [c2, lane + LANES_0], done, boxes1.index(slot * 4 + 2))
+        load_tile(desc1, [c3, lane + LANES_0], done, boxes1.index(slot * 4 + 3))
 
 
 @gluon.jit
@@ -162,9 +158,9 @@ def _produce(
             row, lane = first + 64 * group, head * HEAD_DIM
             for half in gl.static_range(LANES_0 // 64):
                 to = q_boxes0.index(group * (LANES_0 // 64) + half)
-                load_box(q_desc0, [row, lane + 64 * half], q_full, to)
+                load_tile(q_desc0, [row, lane + 64 * half], q_full, to)
             if LANES_1:
-                load_box(q_desc1, [row, lane + LANES_0], q_full, q_tile1.index(group))
+                load_tile(q_desc1, [row, lane + LANES_0], q_full, q_tile1.index(group))
         kv_lane = head // (HEADS // KV_HEADS) * HEAD_DIM
         at += 1
         for start in range(0, end, TILE):
@@ -494,9 +490,12 @@ def hopper_prompt_kernel(
 
 def takes(width: int, page_tokens: int, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether the kernel is written for heads so wide, such pages, and this card."""
-    if INTERPRETED or device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
-        return False
-    return width in LANES and page_tokens % BOX_TOKENS == 0 and dtype in (torch.bfloat16, torch.float16)
+    return (
+        multiplies_in_groups(device)
+        and width in LANES
+        and page_tokens % BOX_TOKENS == 0
+        and dtype in (torch.bfloat16, torch.float16)
+    )
 
 
 def item_rows(rows: int, heads: int, device: torch.device) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from epicycle.engine.early_start import late_reason
 
@@ -130,6 +131,13 @@ def multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return 2
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def empty_product(x: Tensor, rows: int, outputs: int, epilogue: str, chunks: int) -> Tensor:
+    """Room for so many rows of x times a weight of so many outputs, as `gemm_triton.product` returns it."""
+    shape = (chunks, rows, outputs) if epilogue == "parts" else (rows, outputs)
+    wide = torch.float32 if epilogue in ("float", "parts") else x.dtype
+    return torch.empty(shape, dtype=wide, device=x.device)
 
 
 def next_power(count: int) -> int:

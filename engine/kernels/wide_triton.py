@@ -27,16 +27,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from epicycle.engine.kernels.gluon_common import HAS_REINTERPRET, load_tile, silu_mul, store_tile
 from epicycle.engine.kernels.ladder import GemmConfig, chunk_length
-from epicycle.engine.kernels.triton_common import TL_DTYPES, multiplies_in_groups, multiprocessors
+from epicycle.engine.kernels.triton_common import TL_DTYPES, empty_product, multiplies_in_groups, multiprocessors
 
 EPILOGUES = {"plain": 0, "pair": 2, "parts": 3}
 PLAIN, PAIR, PARTS = (gl.constexpr(EPILOGUES[name]) for name in ("plain", "pair", "parts"))
 MULTIPLYING_REGISTERS, COPYING_REGISTERS = gl.constexpr(232), gl.constexpr(40)  # of a thread; 504 for all three roles
-# Names of Triton 3.9, and of 3.6.
-load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-store_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
-HAS_REINTERPRET = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
 
 
 @gluon.jit
@@ -214,9 +211,7 @@ def _multiply_unit(
             acc += more
         if EPILOGUE == PAIR:
             gate, up = _halves(acc)
-            gate, up = gate.to(DTYPE).to(gl.float32), up.to(DTYPE).to(gl.float32)
-            active = (gate / (1.0 + gl.exp(-gate))).to(DTYPE).to(gl.float32)
-            _store(y, out, active * up, m, n, DTYPE)
+            _store(y, out, silu_mul(gate, up, DTYPE), m, n, DTYPE)
         else:
             _store(y, out, acc, m, n, DTYPE)
     return slot, phase
@@ -294,9 +289,7 @@ def wide_product(
     chunk, dtype = chunk_length(k, chunks), TL_DTYPES[x.dtype]
     assert chunks == 1 or chunk % config.block_k == 0, (k, chunks, config)
     assert weight.shape[1] == k and x.stride(1) == weight.stride(1) == 1, (x.shape, weight.shape)
-    if out is None:
-        shape = (chunks, m, n) if is_parts else (m, n)
-        out = torch.empty(shape, dtype=torch.float32 if is_parts else x.dtype, device=x.device)
+    out = empty_product(x, m, n, epilogue, chunks) if out is None else out
     outs = config.block_n // 2 if is_pair else config.block_n
     units = triton.cdiv(m, config.block_m) * triton.cdiv(n, outs) * (chunks if is_parts else 1)
     whole, cut = shared_out(units, multiprocessors(x.device))

@@ -16,6 +16,9 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 TARGET = GPUTarget("cuda", 90, 32)
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+H, F, I, L, N = "*bf16", "*fp32", "*i32", "*i64", "i32"  # noqa: E741
+ROWS = {"slots_ptr": I, "positions_ptr": I, "page_table_ptr": I, "table_stride": N, "slots_per_page": N}
+"""Types of arguments, and of those that say where rows are."""
 
 
 @dataclass(frozen=True, slots=True)
