@@ -39,7 +39,7 @@ JOBS_PER_MULTIPROCESSOR = 3
 EARLY_PROGRAMS_PER_SM = 2  # what the next product holds in shared memory must fit beside them
 EARLY_REGISTERS = 224
 LOG2_E = 1.4426950408889634
-COMBINED_AT_ONCE = tl.constexpr(16)
+COMBINED_AT_ONCE = tl.constexpr(8)  # float64 of more would spill, by Triton 3.6 and with grouped heads
 
 
 @dataclass(frozen=True, slots=True)
