@@ -176,9 +176,12 @@ class Engine:
             **(self.port.counters() if self.port is not None else {}),
         }
 
-    def new_pump(self, epoch: int, clock: Callable[[], float] = time.monotonic) -> Pump:
-        """A pump with empty slots. Pumps share the pool: use one at a time."""
-        return self.make_pump(*self._new_tick(), epoch, clock)
+    def new_pump(
+        self, epoch: int, clock: Callable[[], float] = time.monotonic, watch: Callable[[Tick], Tick] | None = None
+    ) -> Pump:
+        """A pump with empty slots. Pumps share the pool: use one at a time. `watch` stands before its tick."""
+        slots, tick = self._new_tick()
+        return self.make_pump(slots, tick if watch is None else watch(tick), epoch, clock)
 
     def open_port(self, config: TransferConfig, name: str, epoch: int, receiver: Receiver[ToPeer]) -> TransferPort:
         """The way to exchange KV with other executors, for pumps made from now on. Raises EngineError."""

@@ -1,7 +1,8 @@
 """Where a workload's time goes on a GPU: its kernels' times while streams read their prompts, and while they decode.
 
 Owns the two windows and the table of kernels. A window is one wave of the workload's streams, a few tokens each: enough
-to see shares, and few enough launches to keep. It must not know what a kernel does.
+to see shares, and few enough launches to keep. The whole workload is run once more for the times of its ticks. It must
+not know what a kernel does.
 """
 
 from __future__ import annotations
@@ -14,19 +15,21 @@ import msgspec
 
 from epicycle.engine.engine import Engine
 from epicycle.engine.models.spec import ModelSpec
-from epicycle.engine.profiling import kernel_times
-from epicycle.tools.bench_engine import as_request, streams_that_fit
+from epicycle.engine.profiling import TickRows, TimedTicks, kernel_times
+from epicycle.engine.tick import Tick
+from epicycle.tools.bench_engine import as_request, drive, streams_that_fit
 from epicycle.tools.bench_load import Load
 from epicycle.tools.bench_workload import Workload, WorkloadError
 from epicycle.tools.offline import Offline
 
 OUTPUT = 9  # tokens: one from the prompt, eight decoded
-MOST_KERNELS = 24
+MOST_KERNELS, MOST_SHAPES = 24, 16
 _NAMES = re.compile(r"^void |^at::native::|<.*|\(.*")
 
 
 def profile_windows(engine: Engine, workload: Workload, spec: ModelSpec, seed: int) -> dict[str, Any]:
-    """`prompts` and `decode`, each as `window` tells. Raises WorkloadError where there is no GPU, or no streams."""
+    """`prompts` and `decode`, each as `window` tells, and `ticks` as `tick_table` does. Raises WorkloadError where
+    there is no GPU, or no streams."""
     if engine.device.type != "cuda":
         raise WorkloadError("--profile needs a GPU")
     if workload.kind == "sessions":
@@ -51,7 +54,19 @@ def profile_windows(engine: Engine, workload: Workload, spec: ModelSpec, seed: i
             decode()
             continue
         found = {"streams": streams, "prompts": window(read_prompts), "decode": window(decode)}
-    return found
+    return found | {"ticks": time_ticks(engine, Load(workload, spec, seed))}
+
+
+def time_ticks(engine: Engine, load: Load) -> dict[str, Any]:
+    """The workload's ticks by shape."""
+    watched: list[TimedTicks] = []
+
+    def watch(tick: Tick) -> Tick:
+        watched.append(TimedTicks(tick))
+        return watched[0]
+
+    drive(Offline(engine, watch=watch), load)
+    return tick_table(*watched[0].times())
 
 
 def window(work: Callable[[], None]) -> dict[str, Any]:
@@ -71,3 +86,28 @@ def table(kernels: list[tuple[str, int, float]], wall_ms: float) -> dict[str, An
         {"kernel": name, "calls": int(calls), "ms": ms, "share": ms / wall_ms} for name, (calls, ms) in longest if ms
     ]
     return {"wall_ms": wall_ms, "kernel_ms": sum(ms for _, _, ms in kernels), "kernels": rows[:MOST_KERNELS]}
+
+
+def tick_table(ticks: list[tuple[TickRows, float]], between_ms: list[float]) -> dict[str, Any]:
+    """Ticks (shape, ms) of one shape together, those that took longest first; and the time between ticks, in ms."""
+    groups: dict[TickRows, list[float]] = {}
+    for shape, ms in ticks:
+        groups.setdefault(shape, []).append(ms)
+    longest = sorted(groups.items(), key=lambda item: (-sum(item[1]), item[0]))
+    rows = [
+        {
+            "decode_rows": shape.decode_rows,
+            "prompt_rows": shape.prompt_rows,
+            "loops": shape.loops,
+            "ticks": len(times),
+            "ms": sum(times),
+            "mean_ms": sum(times) / len(times),
+        }
+        for shape, times in longest
+    ]
+    return {
+        "ms": sum(ms for _, ms in ticks),
+        "between_ms": sum(between_ms),
+        "ticks": len(ticks),
+        "shapes": rows[:MOST_SHAPES],
+    }

@@ -111,7 +111,7 @@ def _number(value: object) -> float:
 
 
 def render_profile(found: dict[str, Any]) -> str:
-    """Both windows of a profile as lines for people."""
+    """Both windows of a profile, and the ticks by shape, as lines for people."""
     lines = []
     for name in ("prompts", "decode"):
         told = found[name]
@@ -121,4 +121,9 @@ def render_profile(found: dict[str, Any]) -> str:
         for row in told["kernels"]:
             name, share = row["kernel"][:48], 100 * row["share"]
             lines.append(f"    {name:48} {row['calls']:8,} {row['ms']:10,.2f} ms {share:5.1f} %")
+    ticks = found["ticks"]
+    lines.append(f"  {ticks['ticks']:,} ticks: {ticks['ms']:,.1f} ms, and {ticks['between_ms']:,.1f} ms between them")
+    for row in ticks["shapes"]:
+        name = f"{row['decode_rows']} decode rows, {row['prompt_rows']} prompt rows, {row['loops']} loops"
+        lines.append(f"    {name:48} {row['ticks']:8,} {row['ms']:10,.2f} ms {row['mean_ms']:9.3f} each")
     return "\n".join(lines)

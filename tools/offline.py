@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from epicycle.engine.engine import Engine
+from epicycle.engine.tick import Tick
 from epicycle.kvstore.page_pool import PagePool
 from epicycle.kvstore.prefix_keys import chain_keys, chain_root
 from epicycle.kvstore.reserve import ReserveRule, lifetime_pages, pages_for, require_fits_ever
@@ -75,7 +76,8 @@ class Offline:
     """Runs requests on one engine. `submit` any time, `step` until it returns False; replies are filled in place.
 
     `grow_tokens` 0 leases a request's whole life when it joins; more leases its prompt and grows by so many positions.
-    `prefix_cache` shares the full pages of prompts that begin alike, as the server does. `on_end` is told of every
+    `prefix_cache` shares the full pages of prompts that begin alike, as the server does. `watch` as `Engine.new_pump`
+    has it. `on_end` is told of every
     reply that has ended and of the pages that still hold its KV.
     """
 
@@ -86,9 +88,10 @@ class Offline:
         grow_tokens: int = 0,
         *,
         prefix_cache: bool = False,
+        watch: Callable[[Tick], Tick] | None = None,
     ) -> None:
         self.engine = engine
-        self.pump = engine.new_pump(epoch=1)
+        self.pump = engine.new_pump(epoch=1, watch=watch)
         self.pool = PagePool(engine.plan.total_pages)
         self.hit_tokens = 0  # prompt tokens that were not computed
         self.preemptions = 0
