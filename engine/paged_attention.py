@@ -235,7 +235,8 @@ class PagedRows:
             )
             once = torch.stack((looped[0], looped[1], torch.zeros_like(looped[2]))) if self._has_once() else looped
             if frame.decode_rows and not shared.has_listed(frame):
-                list_runs(shared.work, sizes, shared.pool.geometry.kv_heads)
+                geometry, ahead = shared.pool.geometry, shared.reads_ahead and len(frame.slots) == 1
+                list_runs(shared.work, sizes, geometry.kv_heads, geometry.head_dim, ahead=ahead)
             if frame.prompt_rows:
                 self._chunks = self._plan_chunks(frame)
             self._columns = looped, once

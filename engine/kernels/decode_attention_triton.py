@@ -35,7 +35,6 @@ from epicycle.engine.kernels.work_triton import MOST_RUN, WorkList, fill_runs
 PIECE = 128  # positions that are summed apart: part of the numerics
 TILE = 64  # positions of one step of the online softmax: part of the numerics
 WARPS = 4  # part of the numerics: a tile's weights are added in the order that the warps' layout gives
-JOBS_PER_MULTIPROCESSOR = 3
 EARLY_PROGRAMS_PER_SM = 2  # what the next product holds in shared memory must fit beside them
 EARLY_REGISTERS = 224
 LOG2_E = 1.4426950408889634
@@ -67,10 +66,11 @@ def allocate_scratch(
     )
 
 
-def list_runs(work: WorkList, sizes: Tensor, kv_heads: int) -> None:
-    """Fill `work` with rows of `sizes` [N] int32 positions (the row's own included; 0 for none), in runs as long as
-    they can be with every multiprocessor busy. `work` has room for every piece."""
-    fill_runs(work, sizes, PIECE, JOBS_PER_MULTIPROCESSOR * multiprocessors(sizes.device) // kv_heads)
+def list_runs(work: WorkList, sizes: Tensor, kv_heads: int, width: int, *, ahead: bool = False) -> None:
+    """Fill `work` with rows of `sizes` [N] int32 positions (the row's own included; 0 for none), in runs of the length
+    that keeps the programs of their launch busy alike. `work` has room for every piece."""
+    per_sm = EARLY_PROGRAMS_PER_SM if ahead else default_config(len(sizes), width).programs_per_sm
+    fill_runs(work, sizes, PIECE, per_sm * multiprocessors(sizes.device), kv_heads)
 
 
 @triton.jit

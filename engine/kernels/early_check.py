@@ -61,7 +61,7 @@ def _is_equal(
     at = torch.tensor([[0], [length - 1], [0]], dtype=torch.int32, device=device)
     rows = RowAddresses(at[0], at[1], at[2], table, 1)
     work = allocate_work(-(-length // PIECE), device)
-    list_runs(work, at[1] + 1, kv_heads)
+    list_runs(work, at[1] + 1, kv_heads, width, ahead=True)
     scratch = allocate_scratch(work.most, 1, heads, kv_heads, width, device)
     qkv = normal(1, (heads + 2 * kv_heads) * width)
     found = []

@@ -31,25 +31,27 @@ class WorkList:
     taken: Tensor
 
 
-MOST_RUN = 32  # pieces of one run, at most
+MOST_RUN = 64  # pieces of one run, at most
+START_PIECES = tl.constexpr(1)  # starting and ending a run takes about as long as so many pieces
 
 
-@triton.jit(do_not_specialize=["owners", "capacity", "piece", "wanted"])
+@triton.jit(do_not_specialize=["owners", "capacity", "piece", "programs", "jobs_each"])
 def work_kernel(
-    sizes_ptr, items_ptr, total_ptr, piece_ptr, owners, capacity, piece, wanted, OWNERS: tl.constexpr,
+    sizes_ptr, items_ptr, total_ptr, piece_ptr, owners, capacity, piece, programs, jobs_each, OWNERS: tl.constexpr,
     MOST_RUN: tl.constexpr,
 ):  # fmt: skip
-    """Grid (owners). sizes [owners] int32; an owner of size 0 or less has no entry.
-
-    While at least `wanted` pieces remain, pieces double, up to MOST_RUN times their length.
-    """
+    """Grid (owners). sizes [owners] int32; an owner of size 0 or less has no entry. Entries are runs of 1 to MOST_RUN
+    pieces (a power of two), as many as `plain_run` tells."""
     owner = tl.program_id(0)
     index = tl.arange(0, OWNERS)
     sizes = tl.maximum(tl.load(sizes_ptr + index, mask=index < owners, other=0), 0)
-    all_pieces = tl.sum((sizes + piece - 1) // piece, axis=0)
     run = 1
-    while (run < MOST_RUN) & (all_pieces >= 2 * run * wanted):
-        run *= 2
+    if MOST_RUN > 1:
+        all_pieces = (sizes + piece - 1) // piece
+        runs = 1 + tl.arange(0, MOST_RUN)
+        entries = tl.sum((all_pieces[:, None] + runs[None, :] - 1) // runs[None, :], axis=0)
+        cost = (entries * jobs_each + programs - 1) // programs * (runs + START_PIECES)
+        run = tl.min(tl.where(cost == tl.min(cost, axis=0), runs, MOST_RUN), axis=0)
     length = piece * run
     pieces = (sizes + length - 1) // length
     first = tl.sum(tl.where(index < owner, pieces, 0), axis=0)
@@ -99,15 +101,15 @@ def allocate_work(capacity: int, device: torch.device) -> WorkList:
 
 def fill_work(work: WorkList, sizes: Tensor, piece: int) -> None:
     """Cut `sizes` [owners] int32 in pieces. The caller sees to it that they fit; entries beyond are cut off."""
-    _fill(work, sizes, piece, wanted=1, most_run=1)
+    _fill(work, sizes, piece, programs=1, jobs_each=1, most_run=1)
 
 
-def fill_runs(work: WorkList, sizes: Tensor, piece: int, wanted: int) -> None:
-    """As `fill_work` with the longest pieces, `piece` doubled up to MOST_RUN times, that leave `wanted` entries."""
-    _fill(work, sizes, piece, wanted=max(1, wanted), most_run=MOST_RUN)
+def fill_runs(work: WorkList, sizes: Tensor, piece: int, programs: int, jobs_each: int) -> None:
+    """As `fill_work` with runs of `plain_run` pieces."""
+    _fill(work, sizes, piece, programs, jobs_each, MOST_RUN)
 
 
-def _fill(work: WorkList, sizes: Tensor, piece: int, wanted: int, most_run: int) -> None:
+def _fill(work: WorkList, sizes: Tensor, piece: int, programs: int, jobs_each: int, most_run: int) -> None:
     owners = sizes.shape[0]
     work_kernel[(owners,)](
         sizes,
@@ -117,7 +119,8 @@ def _fill(work: WorkList, sizes: Tensor, piece: int, wanted: int, most_run: int)
         owners,
         work.most,
         piece,
-        wanted,
+        programs,
+        jobs_each,
         OWNERS=max(16, next_power(owners)),
         MOST_RUN=most_run,
         enable_fp_fusion=True,
@@ -151,3 +154,15 @@ def plain_tiles(sizes: list[int], starts: list[int], piece: int) -> list[tuple[i
 def plain_work(sizes: list[int], piece: int) -> list[tuple[int, int]]:
     """The host twin: the entries in use."""
     return [(owner, part) for owner, size in enumerate(sizes) for part in range(-(-max(0, size) // piece))]
+
+
+def plain_run(sizes: list[int], piece: int, programs: int, jobs_each: int) -> int:
+    """Pieces of one run, so that what a program does takes least long: `programs` go round the jobs, `jobs_each` of
+    every run, and each job takes its pieces and START_PIECES."""
+
+    def cost(run: int) -> int:
+        entries = sum(-(-pieces // run) for pieces in all_pieces)
+        return -(-entries * jobs_each // programs) * (run + START_PIECES.value)
+
+    all_pieces = [-(-max(0, size) // piece) for size in sizes]
+    return min(range(1, MOST_RUN + 1), key=cost)

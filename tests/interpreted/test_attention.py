@@ -17,6 +17,7 @@ from epicycle.engine.kernels.work_triton import (
     fill_runs,
     fill_work,
     list_tiles,
+    plain_run,
     plain_tiles,
     plain_work,
 )
@@ -149,15 +150,22 @@ def test_tiles_come_in_order_of_where_they_begin(sizes: list[int]) -> None:
     assert [list(entry) for entry in plain_tiles(sizes, starts, 16)] == work.items[: int(work.total)].tolist()
 
 
-def test_runs_grow_while_enough_of_them_remain() -> None:
-    sizes = [37, 3, 0, 200]  # 17 pieces of 16; with wanted = 4, runs of four pieces
-    work = allocate_work(32, CPU)
-    fill_runs(work, torch.tensor(sizes, dtype=torch.int32), 16, wanted=4)
-    assert 64 == int(work.piece)
-    assert [list(entry) for entry in plain_work(sizes, 64)] == work.items[: int(work.total)].tolist()
-
-
-def test_short_work_stays_in_single_pieces() -> None:
-    work = allocate_work(32, CPU)
-    fill_runs(work, torch.tensor([37, 3], dtype=torch.int32), 16, wanted=4)
-    assert (16, 4) == (int(work.piece), int(work.total))
+@pytest.mark.parametrize(
+    ("sizes", "programs", "jobs_each", "run"),
+    [
+        ([37, 3], 12, 3, 1),  # 4 pieces, 12 jobs: one round as they are
+        ([37, 20], 6, 3, 3),  # a run of 3 pieces and one of 2, six jobs
+        ([16 * 8] * 4, 16, 4, 8),  # a row each
+        ([16 * 8 + 1] * 4, 16, 4, 9),  # a position more is no run of its own
+        ([16 * 129] * 4, 16, 1, 33),  # not 32, which would leave a fifth run of one piece
+        ([16 * 500, 0, -1], 2, 1, 50),  # ten runs, five for each program
+    ],
+)
+def test_runs_are_as_long_as_keeps_programs_busy_alike(
+    sizes: list[int], programs: int, jobs_each: int, run: int
+) -> None:
+    assert run == plain_run(sizes, 16, programs, jobs_each)
+    work = allocate_work(600, CPU)
+    fill_runs(work, torch.tensor(sizes, dtype=torch.int32), 16, programs, jobs_each)
+    assert 16 * run == int(work.piece)
+    assert [list(entry) for entry in plain_work(sizes, 16 * run)] == work.items[: int(work.total)].tolist()

@@ -251,8 +251,8 @@ def _silu() -> tuple[Any, dict[str, str], dict[str, Any]]:
 
 def _work() -> tuple[Any, dict[str, str], dict[str, Any]]:
     arguments = {"sizes_ptr": I, "items_ptr": I, "total_ptr": I, "piece_ptr": I, "owners": N, "capacity": N}
-    arguments |= {"piece": N, "wanted": N}
-    return work_triton.work_kernel, arguments, {"MOST_RUN": 32, "OWNERS": 128}
+    arguments |= {"piece": N, "programs": N, "jobs_each": N}
+    return work_triton.work_kernel, arguments, {"MOST_RUN": work_triton.MOST_RUN, "OWNERS": 128}
 
 
 def _tiles() -> tuple[Any, dict[str, str], dict[str, Any]]:

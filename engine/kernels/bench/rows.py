@@ -60,7 +60,7 @@ def decode_batch(shape: Shape, pool: Pool, lengths: Sequence[int], run: int) -> 
     if run:
         fill_work(work, sizes, run)
     else:
-        list_runs(work, sizes, shape.kv_heads)
+        list_runs(work, sizes, shape.kv_heads, shape.head_dim)
     scratch = allocate_scratch(entries, count, shape.heads, shape.kv_heads, shape.head_dim, torch.device("cuda"))
     return DecodeBatch(rows, work, scratch)
 
