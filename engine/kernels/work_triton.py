@@ -32,13 +32,13 @@ class WorkList:
 
 
 MOST_RUN = 64  # pieces of one run, at most
-START_PIECES = tl.constexpr(1)  # starting and ending a run takes about as long as so many pieces
+START_PIECES = 1  # starting and ending a run takes about as long as so many pieces
 
 
 @triton.jit(do_not_specialize=["owners", "capacity", "piece", "programs", "jobs_each"])
 def work_kernel(
     sizes_ptr, items_ptr, total_ptr, piece_ptr, owners, capacity, piece, programs, jobs_each, OWNERS: tl.constexpr,
-    MOST_RUN: tl.constexpr,
+    MOST_RUN: tl.constexpr, START: tl.constexpr,
 ):  # fmt: skip
     """Grid (owners). sizes [owners] int32; an owner of size 0 or less has no entry. Entries are runs of 1 to MOST_RUN
     pieces (a power of two), as many as `plain_run` tells."""
@@ -50,7 +50,7 @@ def work_kernel(
         all_pieces = (sizes + piece - 1) // piece
         runs = 1 + tl.arange(0, MOST_RUN)
         entries = tl.sum((all_pieces[:, None] + runs[None, :] - 1) // runs[None, :], axis=0)
-        cost = (entries * jobs_each + programs - 1) // programs * (runs + START_PIECES)
+        cost = (entries * jobs_each + programs - 1) // programs * (runs + START)
         run = tl.min(tl.where(cost == tl.min(cost, axis=0), runs, MOST_RUN), axis=0)
     length = piece * run
     pieces = (sizes + length - 1) // length
@@ -123,6 +123,7 @@ def _fill(work: WorkList, sizes: Tensor, piece: int, programs: int, jobs_each: i
         jobs_each,
         OWNERS=max(16, next_power(owners)),
         MOST_RUN=most_run,
+        START=START_PIECES,
         enable_fp_fusion=True,
         num_warps=4,
     )
@@ -162,7 +163,7 @@ def plain_run(sizes: list[int], piece: int, programs: int, jobs_each: int) -> in
 
     def cost(run: int) -> int:
         entries = sum(-(-pieces // run) for pieces in all_pieces)
-        return -(-entries * jobs_each // programs) * (run + START_PIECES.value)
+        return -(-entries * jobs_each // programs) * (run + START_PIECES)
 
     all_pieces = [-(-max(0, size) // piece) for size in sizes]
     return min(range(1, MOST_RUN + 1), key=cost)

@@ -252,7 +252,7 @@ def _silu() -> tuple[Any, dict[str, str], dict[str, Any]]:
 def _work() -> tuple[Any, dict[str, str], dict[str, Any]]:
     arguments = {"sizes_ptr": I, "items_ptr": I, "total_ptr": I, "piece_ptr": I, "owners": N, "capacity": N}
     arguments |= {"piece": N, "programs": N, "jobs_each": N}
-    return work_triton.work_kernel, arguments, {"MOST_RUN": work_triton.MOST_RUN, "OWNERS": 128}
+    return work_triton.work_kernel, arguments, {"MOST_RUN": work_triton.MOST_RUN, "OWNERS": 128, "START": 1}
 
 
 def _tiles() -> tuple[Any, dict[str, str], dict[str, Any]]:
