@@ -105,82 +105,126 @@ def _combine(
 
 
 @triton.jit
+def _own_lanes(
+    q_at, bias_ptr, cos_at, sin_at, k_pool_ptr, v_pool_ptr, cell, head, member, kv_head, lane, writes,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, FUSED: tl.constexpr, PAIRS: tl.constexpr,
+    HAS_BIAS: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Some lanes of the queries of one KV head, rotated if FUSED; then their row's k and v go to `cell` if `writes`."""
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    inside = lane < HEAD_DIM
+    mask = (member < GROUP)[:, None] & inside[None, :]
+    at = q_at + head[:, None] * HEAD_DIM
+    if FUSED:
+        q = load_rotated(
+            at, bias_ptr + head[:, None] * HEAD_DIM, cos_at, sin_at, lane[None, :], mask,
+            HEAD_DIM, PAIRS, HAS_BIAS, DTYPE,
+        )  # fmt: skip
+        if writes:
+            k_at = q_at + (HEADS + kv_head) * HEAD_DIM
+            k = load_rotated(
+                k_at, bias_ptr + (HEADS + kv_head) * HEAD_DIM, cos_at, sin_at, lane, inside,
+                HEAD_DIM, PAIRS, HAS_BIAS, DTYPE,
+            )  # fmt: skip
+            v = tl.load(k_at + KV_HEADS * HEAD_DIM + lane, mask=inside, other=0.0)
+            to = cell * (KV_HEADS * HEAD_DIM) + kv_head * HEAD_DIM + lane
+            tl.store(k_pool_ptr + to, k, mask=inside)
+            tl.store(v_pool_ptr + to, v, mask=inside)
+    else:
+        q = tl.load(at + lane[None, :], mask=mask, other=0.0)
+    return q
+
+
+@triton.jit
+def _held_lanes(pool_ptr, cell, held, kv_head, lane, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """Some lanes of keys or values [tokens, lanes] of one KV head, zeros where nothing is `held`."""
+    at = cell[:, None] * (KV_HEADS * HEAD_DIM) + kv_head * HEAD_DIM + lane[None, :]
+    return tl.load(pool_ptr + at, mask=held[:, None] & (lane < HEAD_DIM)[None, :], other=0.0)
+
+
+@triton.jit
 def attend_run(
     q_at, bias_ptr, cos_ptr, sin_ptr, k_pool_ptr, v_pool_ptr, out_at, sums_ptr, stats_ptr, ticket_at, table_at,
     position, place, slots_per_page, turn_stride, entry, run, run_tokens, kv_head, scale,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, LANES_0: tl.constexpr, LANES_1: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_T: tl.constexpr, PIECE_T: tl.constexpr, PAGE_TOKENS: tl.constexpr,
     FUSED: tl.constexpr, PAIRS: tl.constexpr, HAS_BIAS: tl.constexpr, EARLY: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """One run of one row for the queries of one KV head; whoever ends a row's last run adds its pieces up.
 
     q_at, out_at and table_at point to the row's own q (the QKV product when FUSED), result and pages; place is
-    plane_slot + layer; ticket_at belongs to the row and KV head.
+    plane_slot + layer; ticket_at belongs to the row and KV head. A head is LANES_0 lanes and, where that isn't all of
+    it, LANES_1 more.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
-    CELL: tl.constexpr = KV_HEADS * HEAD_DIM
-    lane = tl.arange(0, BLOCK_D)
+    WIDE_1: tl.constexpr = LANES_1 if LANES_1 else 16
+    lane0 = tl.arange(0, LANES_0)
+    lane1 = LANES_0 + tl.arange(0, WIDE_1)
     member = tl.arange(0, BLOCK_G)
     head = kv_head * GROUP + member
-    q_mask = (member < GROUP)[:, None] & (lane < HEAD_DIM)[None, :]
     length = position + 1
     begin = run * run_tokens
     end = tl.minimum(begin + run_tokens, length)
     page = pages_of(table_at, begin, end, BLOCK_T, PAGE_TOKENS)
+    own = cell_in(tl.load(table_at + position // PAGE_TOKENS), place, slots_per_page, position, PAGE_TOKENS)
     if EARLY:
         gdc_wait()
-    if FUSED:
-        cos_at = cos_ptr + position.to(tl.int64) * turn_stride
-        sin_at = sin_ptr + position.to(tl.int64) * turn_stride
-        q = load_rotated(
-            q_at + head[:, None] * HEAD_DIM, bias_ptr + head[:, None] * HEAD_DIM, cos_at, sin_at, lane[None, :],
-            q_mask, HEAD_DIM, PAIRS, HAS_BIAS, DTYPE,
+    cos_at = cos_ptr + position.to(tl.int64) * turn_stride
+    sin_at = sin_ptr + position.to(tl.int64) * turn_stride
+    writes = end == length
+    q0 = _own_lanes(
+        q_at, bias_ptr, cos_at, sin_at, k_pool_ptr, v_pool_ptr, own, head, member, kv_head, lane0, writes,
+        HEADS, KV_HEADS, HEAD_DIM, FUSED, PAIRS, HAS_BIAS, DTYPE,
+    )  # fmt: skip
+    if LANES_1:
+        q1 = _own_lanes(
+            q_at, bias_ptr, cos_at, sin_at, k_pool_ptr, v_pool_ptr, own, head, member, kv_head, lane1, writes,
+            HEADS, KV_HEADS, HEAD_DIM, FUSED, PAIRS, HAS_BIAS, DTYPE,
         )  # fmt: skip
-        if end == length:
-            k_at = q_at + (HEADS + kv_head) * HEAD_DIM
-            k_new = load_rotated(
-                k_at, bias_ptr + (HEADS + kv_head) * HEAD_DIM, cos_at, sin_at, lane, lane < HEAD_DIM,
-                HEAD_DIM, PAIRS, HAS_BIAS, DTYPE,
-            )  # fmt: skip
-            v_new = tl.load(k_at + KV_HEADS * HEAD_DIM + lane, mask=lane < HEAD_DIM, other=0.0)
-            own = cell_in(tl.load(table_at + position // PAGE_TOKENS), place, slots_per_page, position, PAGE_TOKENS)
-            to = own * CELL + kv_head * HEAD_DIM + lane
-            tl.store(k_pool_ptr + to, k_new, mask=lane < HEAD_DIM)
-            tl.store(v_pool_ptr + to, v_new, mask=lane < HEAD_DIM)
-            tl.debug_barrier()  # this program reads the cell back below; nobody else reads it in this launch
-    else:
-        q = tl.load(q_at + head[:, None] * HEAD_DIM + lane[None, :], mask=q_mask, other=0.0)
-    out_to = out_at + head[:, None] * HEAD_DIM + lane[None, :]
+    if FUSED and writes:
+        tl.debug_barrier()  # this program reads the cell back below; nobody else reads it in this launch
+    mask0 = (member < GROUP)[:, None] & (lane0 < HEAD_DIM)[None, :]
+    mask1 = (member < GROUP)[:, None] & (lane1 < HEAD_DIM)[None, :]
+    out_to = out_at + head[:, None] * HEAD_DIM
     first_place = entry.to(tl.int64) * (run_tokens // PIECE_T)
     top = tl.full((BLOCK_G,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_G,), tl.float32)
-    mixed = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
+    mixed0 = tl.zeros((BLOCK_G, LANES_0), tl.float32)
+    mixed1 = tl.zeros((BLOCK_G, WIDE_1), tl.float32)
     for start in range(begin, end, BLOCK_T):
         coming = pages_of(table_at, start + BLOCK_T, end, BLOCK_T, PAGE_TOKENS)
         key = start + tl.arange(0, BLOCK_T)
         held = key < end
         cell = cell_in(page, place, slots_per_page, key, PAGE_TOKENS)
-        at = cell[:, None] * CELL + kv_head * HEAD_DIM + lane[None, :]
-        mask = held[:, None] & (lane < HEAD_DIM)[None, :]
-        k = tl.load(k_pool_ptr + at, mask=mask, other=0.0)
-        v = tl.load(v_pool_ptr + at, mask=mask, other=0.0)
+        k0 = _held_lanes(k_pool_ptr, cell, held, kv_head, lane0, KV_HEADS, HEAD_DIM)
+        v0 = _held_lanes(v_pool_ptr, cell, held, kv_head, lane0, KV_HEADS, HEAD_DIM)
         # A new piece starts from nothing: what the last one left fades to zero.
         top = tl.where(start % PIECE_T == 0, float("-inf"), top)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        scores = tl.dot(q0, tl.trans(k0), input_precision="ieee")
+        if LANES_1:
+            k1 = _held_lanes(k_pool_ptr, cell, held, kv_head, lane1, KV_HEADS, HEAD_DIM)
+            v1 = _held_lanes(v_pool_ptr, cell, held, kv_head, lane1, KV_HEADS, HEAD_DIM)
+            scores = tl.dot(q1, tl.trans(k1), scores, input_precision="ieee")
         scores = tl.where(held[None, :], scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, axis=1) * scale)
         weights = tl.exp2(tl.fma(scores, tl.zeros_like(scores) + scale, -new_top[:, None] + tl.zeros_like(scores)))
         fade = tl.exp2(top - new_top)
         total = tl.fma(total, fade, tl.sum(weights, axis=1))
-        mixed = tl.dot(weights.to(DTYPE), v, mixed * fade[:, None], input_precision="ieee")
+        mixed0 = tl.dot(weights.to(DTYPE), v0, mixed0 * fade[:, None], input_precision="ieee")
+        if LANES_1:
+            mixed1 = tl.dot(weights.to(DTYPE), v1, mixed1 * fade[:, None], input_precision="ieee")
         top = new_top
         page = coming
         if (start + BLOCK_T) % PIECE_T == 0 or start + BLOCK_T >= end:
             if length <= PIECE_T:
-                tl.store(out_to, (mixed / total[:, None]).to(DTYPE), mask=q_mask)
+                tl.store(out_to + lane0[None, :], (mixed0 / total[:, None]).to(DTYPE), mask=mask0)
+                if LANES_1:
+                    tl.store(out_to + lane1[None, :], (mixed1 / total[:, None]).to(DTYPE), mask=mask1)
             else:
                 to = (first_place + (start - begin) // PIECE_T) * HEADS + head
-                tl.store(sums_ptr + to[:, None] * HEAD_DIM + lane[None, :], mixed, mask=q_mask)
+                tl.store(sums_ptr + to[:, None] * HEAD_DIM + lane0[None, :], mixed0, mask=mask0)
+                if LANES_1:
+                    tl.store(sums_ptr + to[:, None] * HEAD_DIM + lane1[None, :], mixed1, mask=mask1)
                 tl.store(stats_ptr + 2 * to, top, mask=member < GROUP)
                 tl.store(stats_ptr + 2 * to + 1, total, mask=member < GROUP)
     if length > PIECE_T:
@@ -198,7 +242,7 @@ def attend_run(
                 mine = kv_head * GROUP + one
                 _combine(
                     sums_ptr, stats_ptr, out_at + mine * HEAD_DIM, first, pieces, mine,
-                    HEADS, HEAD_DIM, BLOCK_D, DTYPE,
+                    HEADS, HEAD_DIM, 2 * LANES_0 if LANES_1 else LANES_0, DTYPE,
                 )  # fmt: skip
 
 
@@ -210,7 +254,7 @@ def decode_kernel(
     q_ptr, k_pool_ptr, v_pool_ptr, out_ptr, sums_ptr, stats_ptr, tickets_ptr, items_ptr, total_ptr, run_ptr,
     bias_ptr, cos_ptr, sin_ptr, slots_ptr, positions_ptr, plane_slots_ptr, page_table_ptr,
     q_stride, out_stride, table_stride, turn_stride, slots_per_page, layer, scale,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, LANES_0: tl.constexpr, LANES_1: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_T: tl.constexpr, PIECE_T: tl.constexpr, PAGE_TOKENS: tl.constexpr,
     FUSED: tl.constexpr, PAIRS: tl.constexpr, HAS_BIAS: tl.constexpr, EARLY: tl.constexpr,
     DTYPE: tl.constexpr,
@@ -235,7 +279,7 @@ def decode_kernel(
             out_ptr + row.to(tl.int64) * out_stride, sums_ptr, stats_ptr, tickets_ptr + row * KV_HEADS + job % KV_HEADS,
             page_table_ptr + slot.to(tl.int64) * table_stride, position, plane_slot + layer, slots_per_page,
             turn_stride, entry, run, run_tokens, job % KV_HEADS, scale,
-            HEADS, KV_HEADS, HEAD_DIM, BLOCK_D, BLOCK_G, BLOCK_T, PIECE_T, PAGE_TOKENS,
+            HEADS, KV_HEADS, HEAD_DIM, LANES_0, LANES_1, BLOCK_G, BLOCK_T, PIECE_T, PAGE_TOKENS,
             FUSED, PAIRS, HAS_BIAS, EARLY, DTYPE,
         )  # fmt: skip
         row, run = next_row, next_run
@@ -257,6 +301,14 @@ class DecodeConfig:
 MANY = DecodeConfig()
 FEW = DecodeConfig(programs_per_sm=3, registers=168)
 FEW_ROWS = 4
+
+
+def lanes_of(width: int) -> tuple[int, int]:
+    """A head in blocks of a power of two: one, or two where those are less than the next power. Products add up lanes
+    in their order, so that bits are those of one block."""
+    first = next_power(width + 1) // 2
+    rest = max(16, next_power(width - first)) if width > first else 0
+    return (first, rest) if rest < first else (2 * first, 0)
 
 
 def default_config(rows: int, width: int) -> DecodeConfig:
@@ -326,7 +378,6 @@ def decode_attention(
         "HEADS": heads,
         "KV_HEADS": kv_heads,
         "HEAD_DIM": width,
-        "BLOCK_D": next_power(width),
         "BLOCK_G": max(16, next_power(heads // kv_heads)),
         "BLOCK_T": tile,
         "PIECE_T": piece,
@@ -341,12 +392,15 @@ def decode_attention(
     if ahead:
         assert early and turning is not None and (piece, tile) == (PIECE, TILE), (early, piece, tile)
         early_decode_kernel[(min(jobs, side_by_side * EARLY_PROGRAMS_PER_SM),)](
-            *arguments, **constants, WARPS=WARPS, maxnreg=EARLY_REGISTERS, launch_pdl=True
+            *arguments, **constants, BLOCK_D=next_power(width), WARPS=WARPS, maxnreg=EARLY_REGISTERS, launch_pdl=True
         )
     else:
+        lanes_0, lanes_1 = lanes_of(width)
         decode_kernel[(min(jobs, side_by_side * config.programs_per_sm),)](
             *arguments,
             **constants,
+            LANES_0=lanes_0,
+            LANES_1=lanes_1,
             FUSED=turning is not None,
             EARLY=early,
             num_stages=config.stages,

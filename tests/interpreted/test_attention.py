@@ -26,8 +26,8 @@ from tests.fakes.paged import Paged, equal, paged, relative_error
 CPU = torch.device("cpu")
 LAYER = 1
 PIECE = 16
-HEADS = [(4, 4, 32, False), (6, 2, 16, False), (3, 3, 24, True)]
-IDS = ["mha", "gqa", "pairs"]
+HEADS = [(4, 4, 32, False), (6, 2, 16, False), (3, 3, 24, True), (3, 3, 48, True)]
+IDS = ["mha", "gqa", "pairs", "two blocks"]
 SLOTS, LENGTHS, PLANES = (0, 1, -1, 2, 3), (37, 3, 1, 16, 33), (0, 2, 0, 3, 2)
 
 

@@ -35,7 +35,9 @@ def test_decode_attention_keeps_everything_in_registers(
     pointers |= {"sums_ptr": F, "stats_ptr": F, "cos_ptr": turn, "sin_ptr": turn, "plane_slots_ptr": I}
     pointers |= dict.fromkeys(("tickets_ptr", "items_ptr", "total_ptr", "run_ptr"), I)
     sizes = {"q_stride16": N, "out_stride16": N, "turn_stride16": N, "layer": N, "scale": "fp32"}
-    constants = {"HEADS": heads, "KV_HEADS": kv_heads, "HEAD_DIM": width, "BLOCK_D": 128, "BLOCK_G": 16}
+    lanes_0, lanes_1 = decode_attention_triton.lanes_of(width)
+    constants = {"HEADS": heads, "KV_HEADS": kv_heads, "HEAD_DIM": width, "LANES_0": lanes_0, "LANES_1": lanes_1}
+    constants |= {"BLOCK_G": 16}
     constants |= {"BLOCK_T": decode_attention_triton.TILE, "PIECE_T": decode_attention_triton.PIECE}
     flags: dict[str, Any] = {"PAGE_TOKENS": 16, "FUSED": True, "PAIRS": pairs, "HAS_BIAS": pairs, "DTYPE": tl.bfloat16}
     flags["EARLY"] = True
