@@ -113,7 +113,7 @@ def test_padding_rows_write_nothing() -> None:
     assert equal(before_k, pool.k) and equal(before_v, pool.v)
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(4, 4, 32), (6, 2, 16), (3, 3, 24)], ids=IDS)
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(4, 4, 32), (6, 2, 16), (3, 3, 24)], ids=IDS[:3])
 def test_packed_prompts_err_at_most_twice_as_much_as_plain_torch(heads: int, kv_heads: int, width: int) -> None:
     torch.manual_seed(heads)
     pool = paged(heads, kv_heads, width, torch.float16)
