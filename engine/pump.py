@@ -1,7 +1,7 @@
 """The tick pump: plans in, ticks, messages out.
 
-Owns the resident requests, their leases and their ends: it applies plans, picks the rows of each tick, and turns what a
-tick did into tokens, reports and terminals. Ticks may be launched before earlier ones are complete; what they did is
+Owns the resident requests, their leases and their slots: it applies plans and launches ticks; `Results` turns what a
+tick did into tokens and ends. Ticks may be launched before earlier ones are complete; what they did is
 harvested in order once they are. Rows that ended meanwhile are inert on the device, and their slots are reported free
 only when the last tick that may touch them is complete. It must not know sockets, nor the tensors behind a tick.
 """
@@ -19,25 +19,21 @@ from epicycle.engine.handover import Handover
 from epicycle.engine.host_pages import PageMover
 from epicycle.engine.outbox import Outbox, StepOutput
 from epicycle.engine.pool import KvPool
+from epicycle.engine.results import Results
 from epicycle.engine.route import PromptQueue, Resident, TickWork
 from epicycle.engine.shelf import Shelf
 from epicycle.engine.slots import SlotTable, sampling_params
-from epicycle.engine.tick import PromptScores, Samples, Tick, TickResult
+from epicycle.engine.tick import Tick
 from epicycle.engine.tick_planner import TickPlanner
 from epicycle.engine.tickets import fence
 from epicycle.engine.transfer.events import Ended, Failed, Landed
 from epicycle.engine.transfer.port import TransferPort
 from epicycle.engine.upload import upload
 from epicycle.transport.wire.columns import I32, unpack_list
-from epicycle.transport.wire.output import Fin
 from epicycle.transport.wire.plan import Drop, Evict, Grow, Join, Plan, Resume
 from epicycle.transport.wire.transfer import TransferFailure
 
 PREEMPT = "preempt"  # the reason of an Evict that saves the row
-POOL_WARNING = (
-    "the KV pool ran dry: output ends early; serve with more KV memory (engine.kv_memory_bytes), with more host memory "
-    "to save requests in (engine.host_kv_bytes), or with fewer slots"
-)
 
 
 class Pump:
@@ -84,6 +80,7 @@ class Pump:
         self._handover = Handover(transfers, pool.page_tokens)
         self._out = Outbox(epoch)
         self.counters = self._out.counters
+        self._results = Results(self._out, loops, self._is_resident, self._end, clock)
 
     # Plans
 
@@ -161,7 +158,7 @@ class Pump:
             match event:
                 case Landed():
                     resident.written_tokens = resident.prompt_tokens
-                    self._moved(resident)
+                    self._results.moved(resident)
                     self._at_head.append(resident)
                 case Failed(transfer=transfer, code=code, message=message):
                     self._out.failed.append(TransferFailure(transfer, code, message))
@@ -204,7 +201,7 @@ class Pump:
         while (launched := self._flight.take()) is not None:
             result = launched.ticket.result()
             launched.count(self.counters, result)
-            self._harvest(launched, result)
+            self._results.take(launched, result)
         if self._shelf.is_busy or self._flight.is_leaving:
             self._turn_shelf()
 
@@ -269,7 +266,7 @@ class Pump:
         resident.limit_tokens = grow.limit_tokens
         self._slots.limit_tokens[grow.slot].fill_(grow.limit_tokens)
         resident.is_final = grow.is_final
-        self._end_if_dry(resident)
+        self._results.end_if_dry(resident)
 
     def _evict(self, evict: Evict) -> None:
         resident = self._find(evict.slot, evict.gen)
@@ -317,7 +314,7 @@ class Pump:
         if row is None:
             self.counters.stale_messages += 1
         else:
-            self._say_end(row.resident, drop.reason, message=drop.message)
+            self._results.say_end(row.resident, drop.reason, message=drop.message)
 
     def _turn_shelf(self) -> None:
         saved, back = self._shelf.advance(self._flight.harvested)
@@ -339,91 +336,15 @@ class Pump:
             return None
         return resident
 
-    # Results
-
-    def _harvest(self, launched: Launched, result: TickResult) -> None:
-        """Bring the host's accounts up to date, then pass on what was scored and sampled."""
-        for resident, ran, leaves in zip(launched.work.decode, result.ran, result.leaves, strict=True):
-            if not ran or not self._is_resident(resident):
-                continue
-            resident.loops_done = 0 if leaves else ran
-            if leaves:
-                self.counters.loops_saved += self._loops - ran
-                resident.written_tokens += 1
-        for score in result.scores:
-            if self._is_resident(score.resident):
-                self._pass_scores(score)
-        if result.samples is not None:
-            self._pass_samples(result.samples)
-        for chunk in launched.finished:
-            if self._is_resident(chunk.resident):
-                self._after_chunk(chunk.resident, chunk.ends_prompt)
+    # Ends
 
     def _is_resident(self, resident: Resident) -> bool:
         return self._residents.get(resident.slot) is resident
 
-    def _after_chunk(self, resident: Resident, ends_prompt: bool) -> None:
-        self._moved(resident)
-        if ends_prompt and resident.join.sampling.max_tokens == 0 and resident.join.exports is None:
-            self._end(resident, "length")
-        elif not ends_prompt:
-            self._after_step(resident)
-
-    def _pass_scores(self, scores: PromptScores) -> None:
-        resident = scores.resident
-        if not scores.is_finite:
-            self._fail(resident, f"prompt token {scores.first}", self._loops)
-        elif scores.logprobs:
-            self._out.add_scores(resident.join, scores)
-
-    def _pass_samples(self, samples: Samples) -> None:
-        for place, resident in enumerate(samples.residents):
-            if not self._is_resident(resident):
-                continue  # evicted meanwhile, or its prompt scores have failed it
-            if not samples.is_finite[place]:
-                self._fail(resident, f"output {resident.outputs}", samples.depths[place])
-                continue
-            self._emit(resident, samples, place)
-            self._judge(resident, samples.is_stop[place])
-
-    def _emit(self, resident: Resident, samples: Samples, place: int) -> None:
-        """Append one token to its gateway's batch, and count it."""
-        self._out.add_token(resident.join, resident.outputs, samples, place)
-        if not resident.outputs:
-            resident.first_token_s = self._clock()
-        resident.outputs += 1
-        self.counters.generated_tokens += 1
-        self._moved(resident)
-
-    def _judge(self, resident: Resident, is_stop: bool) -> None:
-        """Does this token end its request?"""
-        if is_stop:
-            self._end(resident, "stop")
-        elif resident.outputs >= resident.join.sampling.max_tokens:
-            self._end(resident, "length")
-        else:
-            self._after_step(resident)
-
-    def _after_step(self, resident: Resident) -> None:
-        """A row at the end of its lease waits for growth, or ends where the pool has no more to give."""
-        if resident.is_starved and not (resident.is_final or resident.is_parked):
-            self.counters.starved_latency += 1  # once a stall: how many ticks it lasts is not the row's doing
-        self._end_if_dry(resident)
-
-    def _end_if_dry(self, resident: Resident) -> None:
-        if resident.is_final and resident.is_starved:
-            self.counters.starved_pool += 1
-            self._end(resident, "length", warning=POOL_WARNING)
-
-    def _fail(self, resident: Resident, what: str, depth: int) -> None:
-        self._out.moved.pop(resident.slot, None)  # nobody should share what made it fail
-        message = f"request {resident.join.rid}: the logits of {what} are not finite at depth {depth}"
-        self._end(resident, "error", code="server_error", message=message)
-
     def _end(self, resident: Resident, reason: str, *, code: str = "", message: str = "", warning: str = "") -> None:
         """Send the request's terminal and free its slot. Of a row that only computes a prompt nobody hears."""
         if resident.join.exports is None:
-            self._say_end(resident, reason, code=code, message=message, warning=warning)
+            self._results.say_end(resident, reason, code=code, message=message, warning=warning)
         self._leave(resident)
 
     def _leave(self, resident: Resident) -> None:
@@ -437,25 +358,6 @@ class Pump:
         self._flight.leave(resident.slot, resident.join.gen, self._shelf.abandon(resident))
         self._out.freed += self._flight.free_slots()
 
-    def _say_end(
-        self, resident: Resident, reason: str, *, code: str = "", message: str = "", warning: str = ""
-    ) -> None:
-        now_s = self._clock()
-        first_s = resident.first_token_s or now_s
-        fin = Fin(
-            epoch=self._out.epoch,
-            rid=resident.join.rid,
-            reason=reason,
-            tokens=resident.outputs,
-            code=code,
-            message=message,
-            warning=warning,
-            queue_ms=resident.join.queue_ms,
-            prefill_ms=(first_s - resident.joined_s) * 1e3,
-            decode_ms=(now_s - first_s) * 1e3,
-        )
-        self._out.ends.setdefault(resident.join.gateway, []).append(fin)
-
     def _release(self, resident: Resident) -> None:
         self._prompts.drop(resident.slot)
         self._at_head = [waiting for waiting in self._at_head if waiting is not resident]
@@ -465,9 +367,6 @@ class Pump:
         if resident.outputs > 1:  # else the report may be the first to say that the prompt is written
             self._out.moved.pop(resident.slot, None)
         del self._residents[resident.slot]
-
-    def _moved(self, resident: Resident) -> None:
-        self._out.moved[resident.slot] = (resident.join.gen, resident.written_tokens)
 
     def _spoil(self, pages: list[int]) -> None:
         """Poison pages that change hands, where that was asked for."""

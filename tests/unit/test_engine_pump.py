@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from epicycle.engine.engine import Engine
-from epicycle.engine.pump import POOL_WARNING
+from epicycle.engine.results import POOL_WARNING
 from epicycle.transport.wire.columns import I32, U16, pack, unpack_list
 from epicycle.transport.wire.plan import Evict, Grow, Knobs, Plan
 from epicycle.transport.wire.request import LoopBounds, Sampling
