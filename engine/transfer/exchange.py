@@ -1,8 +1,8 @@
 """The protocol of `transport/wire/transfer.py`, as one executor speaks it: transfers in, transfers out, and peers.
 
-Owns every transfer that this executor takes part in and the order of its messages. Runs on one thread, in turns that
-never wait; `port.py` gives it that thread. Which side of a transfer an executor is on follows from the Join alone. It
-must not know pumps, slots' owners, or how a connector moves bytes.
+Owns every transfer that this executor takes part in and the order of its messages; `Peers` knows who is up. Runs on
+one thread, in turns that never wait; `port.py` gives it that thread. Which side of a transfer an executor is on follows
+from the Join alone. It must not know pumps, slots' owners, or how a connector moves bytes.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from epicycle.engine.transfer.connector import Connector, TransferError
 from epicycle.engine.transfer.coverage import Coverage, CoverageError
 from epicycle.engine.transfer.events import MOST_TAILS, Ended, Event, Failed, Landed, TransferCounts
 from epicycle.engine.transfer.outgoing import Outgoing, Posted, Ready
-from epicycle.engine.transfer.probe import PROBE, measure
+from epicycle.engine.transfer.peers import Peer, Peers
+from epicycle.engine.transfer.probe import PROBE
 from epicycle.engine.transfer.units import Cut, Unit, pairs, runs_of, segments
 from epicycle.transport.codec import Decoder, encode
 from epicycle.transport.config import TransferConfig
 from epicycle.transport.errors import WireError
 from epicycle.transport.link import Sender
-from epicycle.transport.outbox import Outbox
-from epicycle.transport.wire.base import Wire
 from epicycle.transport.wire.columns import I32, pack
 from epicycle.transport.wire.transfer import (
     Ack,
@@ -37,22 +36,6 @@ from epicycle.transport.wire.transfer import (
     ToPeer,
     WritesEnded,
 )
-
-MOST_UNSENT = 1 << 16  # messages to one peer that its link has not taken
-
-
-@dataclass(slots=True)
-class _Peer:
-    """Another executor that is up; `blocks` once it has been met, `error` where that failed."""
-
-    name: str
-    epoch: int
-    outbox: Outbox
-    blocks: Blocks | None = None
-    error: TransferError | None = None
-
-    def send(self, message: Wire) -> None:
-        self.outbox.push(message)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -93,9 +76,7 @@ class Exchange:
         self._epoch = epoch
         self._limits = limits
         self._clock = clock
-        self._peers: dict[str, _Peer] = {}
-        self._down: dict[str, int] = {}  # the last epoch of a name that is known to be gone
-        self._met: dict[tuple[str, int], Meet] = {}  # of peers that nobody has announced yet
+        self._peers = Peers(connector, name, epoch, self.counts)
         self._reserved: dict[int, Reserved] = {}  # came before P's Join
         self._in: dict[int, _Incoming] = {}
         self._out: dict[int, Outgoing] = {}
@@ -103,7 +84,7 @@ class Exchange:
 
     @property
     def has_unsent(self) -> bool:
-        return any(len(peer.outbox) for peer in self._peers.values())
+        return any(len(peer.outbox) for peer in self._peers)
 
     @property
     def has_transfers(self) -> bool:
@@ -117,19 +98,13 @@ class Exchange:
     # Peers
 
     def peer_up(self, name: str, epoch: int, sender: Sender) -> None:
-        if name in self._peers:
-            self.peer_down(name, self._peers[name].epoch)
-        peer = self._peers[name] = _Peer(name, epoch, Outbox(f"transfer to {name}", MOST_UNSENT))
-        peer.outbox.connect(sender)
-        peer.send(self._connector.meet(self._name, self._epoch))
-        meet = self._met.pop((name, epoch), None)
-        if meet is not None:
-            self._meet(meet)
+        earlier = self._peers.find(name)
+        if earlier is not None:
+            self.peer_down(name, earlier.epoch)
+        self._peers.up(name, epoch, sender)
 
     def peer_down(self, name: str, epoch: int) -> None:
         """Its writes have ended with it, and what it shared with us will not be completed."""
-        self._down[name] = max(epoch, self._down.get(name, 0))
-        self._met = {key: meet for key, meet in self._met.items() if key[0] != name or key[1] > epoch}
         gone = {number for number, held in self._reserved.items() if held.name == name and held.epoch <= epoch}
         for number in gone:
             del self._reserved[number]
@@ -141,32 +116,7 @@ class Exchange:
             if into.source == name and into.source_epoch <= epoch:
                 into.is_over = True
                 self._fail_in(into, "peer_down", f"{name} is down")
-        peer = self._peers.get(name)
-        if peer is not None and peer.epoch <= epoch:
-            peer.outbox.disconnect()
-            self._connector.disconnect(name)
-            del self._peers[name]
-
-    def _meet(self, meet: Meet) -> None:
-        peer = self._peers.get(meet.name)
-        if peer is None or peer.epoch < meet.epoch:
-            self._met[meet.name, meet.epoch] = meet
-        elif peer.epoch == meet.epoch:
-            try:
-                blocks = self._connector.connect(meet)
-                self.counts.link_bytes_per_s[peer.name] = measure(self._connector, peer.name, blocks)
-                peer.blocks = blocks
-            except TransferError as error:
-                peer.error = error
-
-    def _peer(self, name: str, epoch: int) -> _Peer | None:
-        """The peer, while that incarnation is up."""
-        peer = self._peers.get(name)
-        return peer if peer is not None and peer.epoch == epoch else None
-
-    def _is_gone(self, name: str, epoch: int) -> bool:
-        peer = self._peers.get(name)
-        return self._down.get(name, 0) >= epoch or (peer is not None and peer.epoch > epoch)
+        self._peers.down(name, epoch)
 
     # What the pump says
 
@@ -186,7 +136,7 @@ class Exchange:
             coverage=Coverage(cut),
         )
         self._in[part.transfer] = into
-        if self._is_gone(into.source, into.source_epoch):
+        if self._peers.is_gone(into.source, into.source_epoch):
             into.is_over = True
             self._fail_in(into, "peer_down", f"{into.source} is down")
 
@@ -206,7 +156,7 @@ class Exchange:
         reserved = self._reserved.pop(part.transfer, None)
         if reserved is not None:
             out.reserve(reserved)
-        if self._is_gone(out.target, out.target_epoch):
+        if self._peers.is_gone(out.target, out.target_epoch):
             self._fail_out(out, "peer_down", f"{out.target} is down")
 
     def written(self, transfer: int, units: list[Unit], ready: Ready) -> None:
@@ -236,7 +186,7 @@ class Exchange:
     def receive(self, message: ToPeer) -> None:
         match message:
             case Meet():
-                self._meet(message)
+                self._peers.meet(message)
             case Reserved(transfer=transfer):
                 self._take_reserved(transfer, message)
             case Commit(transfer=transfer) if transfer in self._in:
@@ -256,7 +206,7 @@ class Exchange:
     def _take_reserved(self, transfer: int, reserved: Reserved) -> None:
         out = self._out.get(transfer)
         if out is None:
-            if not self._is_gone(reserved.name, reserved.epoch):
+            if not self._peers.is_gone(reserved.name, reserved.epoch):
                 self._reserved[transfer] = reserved
         elif reserved.prompt_tokens != out.prompt_tokens:
             out.reserve(reserved)
@@ -273,7 +223,7 @@ class Exchange:
             self.counts.tails_s = [*self.counts.tails_s[1 - MOST_TAILS :], tail_s]
 
     def _take_stop(self, transfer: int, name: str) -> None:
-        out, peer = self._out.get(transfer), self._peers.get(name)
+        out, peer = self._out.get(transfer), self._peers.find(name)
         self._reserved.pop(transfer, None)
         if out is not None:
             out.stop()
@@ -290,7 +240,7 @@ class Exchange:
             self._turn_in(into)
         for out in list(self._out.values()):
             self._turn_out(out)
-        for peer in self._peers.values():
+        for peer in self._peers:
             peer.outbox.flush()
 
     def _take_arrived(self, tag: bytes) -> None:
@@ -311,7 +261,7 @@ class Exchange:
             self._fail_in(into, "bad_coverage", str(error))
 
     def _turn_in(self, into: _Incoming) -> None:
-        peer = self._peer(into.source, into.source_epoch)
+        peer = self._peers.find(into.source, into.source_epoch)
         if not into.is_reserved and not into.is_over and peer is not None and into.fence():
             into.is_reserved = True
             peer.send(
@@ -334,7 +284,7 @@ class Exchange:
         elif into.commit is not None and not into.is_failed and not into.is_unwanted and peer is not None:
             self._try_landing(into, into.commit, peer)
 
-    def _try_landing(self, into: _Incoming, commit: Commit, peer: _Peer) -> None:
+    def _try_landing(self, into: _Incoming, commit: Commit, peer: Peer) -> None:
         try:
             if not into.coverage.is_complete(commit):
                 return
@@ -349,7 +299,7 @@ class Exchange:
     def _turn_out(self, out: Outgoing) -> None:
         if out.is_waiting:
             return
-        now_s, peer = self._clock(), self._peer(out.target, out.target_epoch)
+        now_s, peer = self._clock(), self._peers.find(out.target, out.target_epoch)
         out.open_gates(now_s)
         self._poll(out, now_s)
         if peer is not None and peer.error is not None:
@@ -364,7 +314,7 @@ class Exchange:
             self._fail_out(out, "transfer_idle", text)
         self._end_out(out, peer)
 
-    def _end_out(self, out: Outgoing, peer: _Peer | None) -> None:
+    def _end_out(self, out: Outgoing, peer: Peer | None) -> None:
         if out.posted:
             return
         if out.is_stopped and not out.is_acked and not out.is_told and out.reserved is not None and peer is not None:
@@ -398,7 +348,7 @@ class Exchange:
             self._release(posted)
         out.posted = []
 
-    def _post(self, out: Outgoing, peer: _Peer, there: Blocks, now_s: float) -> None:
+    def _post(self, out: Outgoing, peer: Peer, there: Blocks, now_s: float) -> None:
         """Writes of what is ready, as far as both limits allow."""
         counts, limits = self.counts, self._limits
         while out.ready:
