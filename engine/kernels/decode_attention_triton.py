@@ -39,7 +39,6 @@ EARLY_PROGRAMS_PER_SM = 2  # what the next product holds in shared memory must f
 EARLY_REGISTERS = 224
 LOG2_E = 1.4426950408889634
 COMBINED_AT_ONCE = tl.constexpr(8)  # float64 of more would spill, by Triton 3.6 and with grouped heads
-MEASURED_AT_ONCE = tl.constexpr(128)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,43 +78,28 @@ def _combine(
     sums_ptr, stats_ptr, out_at, first, pieces, head,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Add up entries first .. first + pieces of one head.
+    """Add up entries first .. first + pieces of one head, in blocks of COMBINED_AT_ONCE from the row's first piece.
 
     In float64, whose sums of float32 products round where no result sees it: the order and the fused multiply-adds of
-    a float32 sum would be the layout's, which the compiler picks, and another kernel's would be others. Nothing else
-    runs by then, so what can be asked for early is: the first sums before anything is known, others a block ahead.
+    a float32 sum would be the layout's, which the compiler picks, and another kernel's would be others.
     """
     lane = tl.arange(0, BLOCK_D)
     part = tl.arange(0, COMBINED_AT_ONCE)
-    piece = tl.arange(0, MEASURED_AT_ONCE)
-    at = first.to(tl.int64) * HEADS + head
-    held = tl.load(
-        sums_ptr + (at + part * HEADS)[:, None] * HEAD_DIM + lane[None, :],
-        mask=(part < pieces)[:, None] & (lane < HEAD_DIM)[None, :], other=0.0,
-    )  # fmt: skip
-    held_top = tl.load(stats_ptr + 2 * (at + part * HEADS), mask=part < pieces, other=float("-inf"))
-    top = tl.full((MEASURED_AT_ONCE,), float("-inf"), tl.float32)
-    for start in range(0, pieces, MEASURED_AT_ONCE):
-        stats_at = stats_ptr + 2 * (at + (start + piece) * HEADS)
-        top = tl.maximum(top, tl.load(stats_at, mask=start + piece < pieces, other=float("-inf")))
+    top = tl.full((COMBINED_AT_ONCE,), float("-inf"), tl.float32)
+    for start in range(0, pieces, COMBINED_AT_ONCE):
+        entry = (first + start + part).to(tl.int64) * HEADS + head
+        top = tl.maximum(top, tl.load(stats_ptr + 2 * entry, mask=start + part < pieces, other=float("-inf")))
     highest = tl.max(top, axis=0)
-    totals = tl.zeros((MEASURED_AT_ONCE,), tl.float64)
-    for start in range(0, pieces, MEASURED_AT_ONCE):
-        mask = start + piece < pieces
-        stats_at = stats_ptr + 2 * (at + (start + piece) * HEADS)
-        scale = tl.exp2(tl.load(stats_at, mask=mask, other=float("-inf")) - highest).to(tl.float64)
-        totals += scale * tl.load(stats_at + 1, mask=mask, other=0.0)
-    total = tl.sum(totals, axis=0)
+    total = tl.sum(tl.zeros((COMBINED_AT_ONCE,), tl.float64), axis=0)
     mixed = tl.zeros((BLOCK_D,), tl.float64)
     for start in range(0, pieces, COMBINED_AT_ONCE):
-        coming = start + COMBINED_AT_ONCE + part
-        coming_at = at + coming * HEADS
-        coming_mask = (coming < pieces)[:, None] & (lane < HEAD_DIM)[None, :]
-        coming_held = tl.load(sums_ptr + coming_at[:, None] * HEAD_DIM + lane[None, :], mask=coming_mask, other=0.0)
-        coming_top = tl.load(stats_ptr + 2 * coming_at, mask=coming < pieces, other=float("-inf"))
-        mixed += tl.sum(tl.exp2(held_top - highest).to(tl.float64)[:, None] * held, axis=0)
-        held = coming_held
-        held_top = coming_top
+        mask = start + part < pieces
+        entry = (first + start + part).to(tl.int64) * HEADS + head
+        scale = tl.exp2(tl.load(stats_ptr + 2 * entry, mask=mask, other=float("-inf")) - highest).to(tl.float64)
+        total += tl.sum(scale * tl.load(stats_ptr + 2 * entry + 1, mask=mask, other=0.0), axis=0)
+        at = sums_ptr + entry[:, None] * HEAD_DIM + lane[None, :]
+        held = tl.load(at, mask=mask[:, None] & (lane < HEAD_DIM)[None, :], other=0.0)
+        mixed += tl.sum(scale[:, None] * held, axis=0)
     share = mixed.to(tl.float32) / total.to(tl.float32)
     tl.store(out_at + lane, share.to(DTYPE), mask=lane < HEAD_DIM)
 
@@ -316,7 +300,7 @@ class DecodeConfig:
 
 MANY = DecodeConfig()
 FEW = DecodeConfig(programs_per_sm=3, registers=168)
-FEW_ROWS = 4
+FEW_ROWS = 8
 
 
 def lanes_of(width: int) -> tuple[int, int]:
@@ -328,9 +312,12 @@ def lanes_of(width: int) -> tuple[int, int]:
 
 
 def default_config(rows: int, width: int) -> DecodeConfig:
-    """What ran best: few rows have no use for a fourth program on a multiprocessor, and heads that don't fill a block
-    need the registers."""
-    return FEW if rows < FEW_ROWS or width != next_power(width) else MANY
+    """What ran best: few rows have no use for a fourth program on a multiprocessor, and stream longer by fewer. Heads
+    that don't fill a block of lanes leave shared memory for a third tile, and have the more use for it the more rows
+    there are."""
+    if width == next_power(width):
+        return FEW if rows <= FEW_ROWS else MANY
+    return MANY if rows <= FEW_ROWS else DecodeConfig(3, 3, 168)
 
 
 def decode_attention(

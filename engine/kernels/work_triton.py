@@ -32,7 +32,7 @@ class WorkList:
 
 
 MOST_RUN = 64  # pieces of one run, at most
-START_PIECES = 1  # starting and ending a run takes about as long as so many pieces
+START_PIECES = 2  # starting and ending a run takes about as long as so many pieces
 
 
 @triton.jit(do_not_specialize=["owners", "capacity", "piece", "programs", "jobs_each"])
