@@ -38,7 +38,7 @@ WARPS = 4  # part of the numerics: a tile's weights are added in the order that 
 EARLY_PROGRAMS_PER_SM = 2  # what the next product holds in shared memory must fit beside them
 EARLY_REGISTERS = 224
 LOG2_E = 1.4426950408889634
-COMBINED_AT_ONCE = tl.constexpr(8)  # float64 of more would spill, by Triton 3.6 and with grouped heads
+COMBINED_AT_ONCE, MEASURED_AT_ONCE = tl.constexpr(8), tl.constexpr(32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,28 +78,34 @@ def _combine(
     sums_ptr, stats_ptr, out_at, first, pieces, head,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Add up entries first .. first + pieces of one head, in blocks of COMBINED_AT_ONCE from the row's first piece.
+    """Add up entries first .. first + pieces of one head, piece by piece; COMBINED_AT_ONCE are asked for together.
 
     In float64, whose sums of float32 products round where no result sees it: the order and the fused multiply-adds of
     a float32 sum would be the layout's, which the compiler picks, and another kernel's would be others.
     """
     lane = tl.arange(0, BLOCK_D)
-    part = tl.arange(0, COMBINED_AT_ONCE)
-    top = tl.full((COMBINED_AT_ONCE,), float("-inf"), tl.float32)
-    for start in range(0, pieces, COMBINED_AT_ONCE):
-        entry = (first + start + part).to(tl.int64) * HEADS + head
-        top = tl.maximum(top, tl.load(stats_ptr + 2 * entry, mask=start + part < pieces, other=float("-inf")))
+    piece = tl.arange(0, MEASURED_AT_ONCE)
+    at = first.to(tl.int64) * HEADS + head
+    sums_at, stats_at = sums_ptr + at * HEAD_DIM + lane, stats_ptr + 2 * at
+    top = tl.full((MEASURED_AT_ONCE,), float("-inf"), tl.float32)
+    for start in range(0, pieces, MEASURED_AT_ONCE):
+        place = 2 * HEADS * (start + piece)
+        top = tl.maximum(top, tl.load(stats_at + place, mask=start + piece < pieces, other=float("-inf")))
     highest = tl.max(top, axis=0)
-    total = tl.sum(tl.zeros((COMBINED_AT_ONCE,), tl.float64), axis=0)
+    totals = tl.zeros((MEASURED_AT_ONCE,), tl.float64)
+    for start in range(0, pieces, MEASURED_AT_ONCE):
+        mask = start + piece < pieces
+        place = 2 * HEADS * (start + piece)
+        scale = tl.exp2(tl.load(stats_at + place, mask=mask, other=float("-inf")) - highest).to(tl.float64)
+        totals += scale * tl.load(stats_at + place + 1, mask=mask, other=0.0)
+    total = tl.sum(totals, axis=0)
     mixed = tl.zeros((BLOCK_D,), tl.float64)
     for start in range(0, pieces, COMBINED_AT_ONCE):
-        mask = start + part < pieces
-        entry = (first + start + part).to(tl.int64) * HEADS + head
-        scale = tl.exp2(tl.load(stats_ptr + 2 * entry, mask=mask, other=float("-inf")) - highest).to(tl.float64)
-        total += tl.sum(scale * tl.load(stats_ptr + 2 * entry + 1, mask=mask, other=0.0), axis=0)
-        at = sums_ptr + entry[:, None] * HEAD_DIM + lane[None, :]
-        held = tl.load(at, mask=mask[:, None] & (lane < HEAD_DIM)[None, :], other=0.0)
-        mixed += tl.sum(scale[:, None] * held, axis=0)
+        for one in tl.static_range(COMBINED_AT_ONCE):
+            place = HEADS * (start + one)
+            there = lane < tl.where(start + one < pieces, HEAD_DIM, 0)
+            scale = tl.exp2(tl.load(stats_at + (2 * place + 0 * lane), mask=there, other=float("-inf")) - highest)
+            mixed += scale.to(tl.float64) * tl.load(sums_at + place * HEAD_DIM, mask=there, other=0.0)
     share = mixed.to(tl.float32) / total.to(tl.float32)
     tl.store(out_at + lane, share.to(DTYPE), mask=lane < HEAD_DIM)
 
