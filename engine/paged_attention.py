@@ -24,6 +24,9 @@ from epicycle.engine.kernels.prompt_check import hopper_prompt_holds
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning, rope_kv
 from epicycle.engine.kernels.tick_triton import addresses, write_kv
 from epicycle.engine.kernels.triton_common import EARLY_ROWS, multiprocessors, starts_early
+from epicycle.engine.kernels.triton_ops import TritonOps
+from epicycle.engine.kernels.turned_check import turned_config
+from epicycle.engine.kernels.turned_triton import Places, TurnedRows, find_places
 from epicycle.engine.kernels.work_triton import allocate_work, list_tiles
 from epicycle.engine.pool import KvPool
 from epicycle.engine.side_stream import SideStream
@@ -68,6 +71,7 @@ class PagedAttention:
         self.reads_ahead = turns_pairs is not None and early_holds(*shape, turns_pairs, pool.k.dtype, device)
         self.side = SideStream(device)
         self.is_hopper = self.flash.prompt is None and hopper_prompt_holds(*shape, pool.k.dtype, device)
+        self.turned = turned_config(*shape, pool.k.dtype, device) if turns_pairs is False else None
         self.prompt_work = allocate_work(-(-prompt_rows // QUERY_TILE) + MOST_CHUNKS, device)
 
     def rows(self, frame: Frame) -> PagedRows:
@@ -119,6 +123,7 @@ class PagedRows:
         self._columns: tuple[Tensor, Tensor] | None = None  # of loops, of what runs once: [3, N] int32
         self._chunks: PromptChunks | None = None
         self._flash: dict[tuple[bool, bool], _Flash] = {}  # by (is prompt, is once)
+        self._places: dict[bool, Places] = {}  # by is once
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return self._attend(layer, q, k, v, is_once=False)
@@ -126,8 +131,31 @@ class PagedRows:
     def attend_once(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return self._attend(layer, q, k, v, is_once=True)
 
-    def attend_product(self, layer: int, qkv: Tensor, turning: Turning, *, is_once: bool = False) -> Tensor:
-        """As `attend` from a QKV product [N, (heads + 2 kv_heads) d] that hasn't turned yet; [N, heads * d]."""
+    def project(
+        self,
+        layer: int,
+        x: Tensor,
+        weight: Tensor,
+        turning: Turning,
+        ops: TritonOps,
+        count: Tensor | None = None,
+        *,
+        is_once: bool = False,
+    ) -> tuple[Tensor, Turning | None]:
+        """What `attend_product` takes: beside prompts a product of many rows may turn and write them all itself."""
+        shared, pool = self._attention, self._attention.pool
+        config = shared.turned if count is None and self._frame.prompt_rows else None
+        if config is None or not ops.turns(weight, len(x), config):
+            return ops.product(x, weight, count=count), turning
+        if is_once not in self._places:
+            self._places[is_once] = find_places(self._addresses(self._planned()[is_once]), turning, pool.page_tokens)
+        q = torch.empty(len(x), shared.heads * pool.geometry.head_dim, dtype=x.dtype, device=x.device)
+        ops.turn(x, weight, config, TurnedRows(q, pool.k, pool.v, self._places[is_once], layer))
+        return q, None
+
+    def attend_product(self, layer: int, qkv: Tensor, turning: Turning | None, *, is_once: bool = False) -> Tensor:
+        """As `attend` from a QKV product [N, (heads + 2 kv_heads) d] that hasn't turned yet; [N, heads * d]. Without
+        `turning` from q alone, turned, with k and v written."""
         is_planned = self._columns is not None
         columns = self._planned()[is_once]
         shared, decode = self._attention, self._frame.decode_rows
@@ -140,14 +168,15 @@ class PagedRows:
         is_beside = bool(decode) and len(qkv) > EARLY_ROWS and shared.runs_beside(prompt_rows)
         with shared.side.forked() if is_beside else nullcontext():
             if self._chunks is not None:
-                q = rope_kv(qkv[decode:], heads, turning, self._addresses(columns[:, decode:]), pool.k, pool.v, layer)
+                q, at = qkv[decode:], self._addresses(columns[:, decode:])
+                if turning is not None:
+                    q = rope_kv(q, heads, turning, at, pool.k, pool.v, layer)
                 self._prompt(q, layer, out[decode:], is_once=is_once)
         if decode:
-            turns = decode < ROWS_TO_TURN_APART and shared.flash.decode is None
             q, at = qkv[:decode], self._addresses(columns[:, :decode])
-            if not turns:
-                q = rope_kv(q, heads, turning, at, pool.k, pool.v, layer, early=early)
-            self._decode(q, layer, out[:decode], is_once=is_once, turning=turning if turns else None, early=early)
+            if turning is not None and (decode >= ROWS_TO_TURN_APART or shared.flash.decode is not None):
+                q, turning = rope_kv(q, heads, turning, at, pool.k, pool.v, layer, early=early), None
+            self._decode(q, layer, out[:decode], is_once=is_once, turning=turning, early=early)
         if is_beside:
             shared.side.join()
         return out

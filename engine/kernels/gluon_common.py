@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""What the Gluon kernels share: names that Triton 3.6 and 3.9 have apart, and SiLU's rounding points."""
+"""What the Gluon kernels share: names that Triton 3.6 and 3.9 have apart, halves of a block, SiLU's rounding points."""
 
 from __future__ import annotations
 
@@ -22,3 +22,12 @@ def silu_mul(gate, up, DTYPE: gl.constexpr):
     gate, up = gate.to(DTYPE).to(gl.float32), up.to(DTYPE).to(gl.float32)
     active = (gate / (1.0 + gl.exp(-gate))).to(DTYPE).to(gl.float32)
     return active * up
+
+
+@gluon.jit
+def halves(block):
+    """The left and right half of a block's columns, without moving a register."""
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, block.shape[1] // 2, 16])
+    left, right = block.reshape([block.shape[0], 2, block.shape[1] // 2]).permute(0, 2, 1).split()
+    left = gl.convert_layout(left, LAYOUT, assert_trivial=True)
+    return left, gl.convert_layout(right, LAYOUT, assert_trivial=True)

@@ -27,12 +27,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from epicycle.engine.kernels.gluon_common import HAS_REINTERPRET, load_tile, silu_mul, store_tile
+from epicycle.engine.kernels.gluon_common import HAS_REINTERPRET, halves, load_tile, silu_mul, store_tile
 from epicycle.engine.kernels.ladder import GemmConfig, chunk_length
 from epicycle.engine.kernels.triton_common import TL_DTYPES, empty_product, multiplies_in_groups, multiprocessors
+from epicycle.engine.kernels.turned_triton import TurnedRows, load_angles, store_turned
 
-EPILOGUES = {"plain": 0, "pair": 2, "parts": 3}
-PLAIN, PAIR, PARTS = (gl.constexpr(EPILOGUES[name]) for name in ("plain", "pair", "parts"))
+EPILOGUES = {"plain": 0, "pair": 2, "parts": 3, "turned": 4}
+PLAIN, PAIR, PARTS, TURNED = (gl.constexpr(number) for number in EPILOGUES.values())
 MULTIPLYING_REGISTERS, COPYING_REGISTERS = gl.constexpr(232), gl.constexpr(40)  # of a thread; 504 for all three roles
 
 
@@ -85,10 +86,11 @@ def _copy_unit(
 
 @gluon.jit
 def _copy(
-    x_desc, w_desc, ring, work,
+    x_desc, w_desc, angles, ring, aside, work,
     OUTS: gl.constexpr, CHUNKS: gl.constexpr, SPLIT: gl.constexpr, EPILOGUE: gl.constexpr, GROUP_M: gl.constexpr,
 ):  # fmt: skip
     M, N, chunk_steps, whole, cut = work
+    angles_desc, angles_ready = angles
     steps = chunk_steps * (CHUNKS // SPLIT)
     BLOCK_M: gl.constexpr = ring[0].shape[1]
     BLOCK_N: gl.constexpr = ring[1].shape[1]
@@ -97,12 +99,16 @@ def _copy(
     for unit in range(gl.program_id(0), whole, gl.num_programs(0)):
         m, n, part = _place(unit, M, N, BLOCK_M, OUTS, SPLIT, GROUP_M)
         slot, phase = _copy_unit(x_desc, w_desc, ring, slot, phase, m, n, part * steps, steps, N, BLOCK_N, EPILOGUE)
+        if EPILOGUE == TURNED:
+            load_angles(angles_desc, aside, angles_ready, m, M)
     for half in range(gl.program_id(0), cut, gl.num_programs(0)):
         m, n, part = _place(whole + half // 2, M, N, BLOCK_M, OUTS, SPLIT, GROUP_M)
         n += half % 2 * (OUTS // 2)
         slot, phase = _copy_unit(
             x_desc, w_desc, ring, slot, phase, m, n, part * steps, steps, N, BLOCK_N // 2, EPILOGUE
         )
+        if EPILOGUE == TURNED:
+            load_angles(angles_desc, aside, angles_ready, m, M)
 
 
 @gluon.jit
@@ -126,15 +132,6 @@ def _sum_steps(ring, slot, phase, steps, FIRST: gl.constexpr, ROWS: gl.constexpr
 
 
 @gluon.jit
-def _halves(block):
-    """The left and right half of a block's columns, without moving a register."""
-    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, block.shape[1] // 2, 16])
-    left, right = block.reshape([block.shape[0], 2, block.shape[1] // 2]).permute(0, 2, 1).split()
-    left = gl.convert_layout(left, LAYOUT, assert_trivial=True)
-    return left, gl.convert_layout(right, LAYOUT, assert_trivial=True)
-
-
-@gluon.jit
 def _store(y_desc, out, y, m, n, DTYPE: gl.constexpr):
     """y [ROWS, outputs] float32, rounded, by way of shared memory that the store before no longer reads."""
     ROWS: gl.constexpr = y.shape[0]
@@ -145,7 +142,7 @@ def _store(y_desc, out, y, m, n, DTYPE: gl.constexpr):
         fence_async_shared()
         store_tile(y_desc, [m, n], out.slice(0, ROWS))
     else:
-        left, right = _halves(y)
+        left, right = halves(y)
         out.slice(0, ROWS).store(left.to(DTYPE))
         out.slice(ROWS, ROWS).store(right.to(DTYPE))
         fence_async_shared()
@@ -170,7 +167,7 @@ def _sum_chunks_aside(
     total = gl.zeros([ROWS, HALF], gl.float32, layout=LAYOUT)
     for part in range(CHUNKS):
         acc, slot, phase = _sum_steps(ring, slot, phase, steps, FIRST, ROWS, WIDTH)
-        left, right = _halves(acc)
+        left, right = halves(acc)
         total += left  # 0 + left is left: a sum that starts at +0 never becomes -0
         if part > 0:
             right += held.load(LAYOUT)
@@ -189,7 +186,7 @@ def _sum_chunks_aside(
 
 @gluon.jit
 def _multiply_unit(
-    y, ring, out, slot, phase, m, n, part, work, strides,
+    y, ring, out, slot, phase, turn, m, n, part, work, strides,
     FIRST: gl.constexpr, ROWS: gl.constexpr, WIDTH: gl.constexpr, CHUNKS: gl.constexpr, EPILOGUE: gl.constexpr,
     DTYPE: gl.constexpr,
 ):  # fmt: skip
@@ -204,13 +201,16 @@ def _multiply_unit(
         gl.store(to, acc, mask=(ms < M)[:, None] & (ns < N)[None, :])
     elif CHUNKS > 1 and ROWS * WIDTH > 64 * 128:
         slot, phase = _sum_chunks_aside(y, ring, out, slot, phase, m, n, steps, FIRST, ROWS, WIDTH, CHUNKS, DTYPE)
+    elif EPILOGUE == TURNED:
+        acc, slot, phase = _sum_steps(ring, slot, phase, steps, FIRST, ROWS, WIDTH)
+        store_turned(y, out, turn, acc, m, n, M, DTYPE)
     else:
         acc, slot, phase = _sum_steps(ring, slot, phase, steps, FIRST, ROWS, WIDTH)
         for _ in range(CHUNKS - 1):
             more, slot, phase = _sum_steps(ring, slot, phase, steps, FIRST, ROWS, WIDTH)
             acc += more
         if EPILOGUE == PAIR:
-            gate, up = _halves(acc)
+            gate, up = halves(acc)
             _store(y, out, silu_mul(gate, up, DTYPE), m, n, DTYPE)
         else:
             _store(y, out, acc, m, n, DTYPE)
@@ -219,7 +219,7 @@ def _multiply_unit(
 
 @gluon.jit
 def _multiply(
-    y, ring, aside, work, strides,
+    y, angles_ready, ring, aside, work, strides,
     WHICH: gl.constexpr, OUTS: gl.constexpr, CHUNKS: gl.constexpr, SPLIT: gl.constexpr, EPILOGUE: gl.constexpr,
     GROUP_M: gl.constexpr, DTYPE: gl.constexpr,
 ):  # fmt: skip
@@ -230,31 +230,38 @@ def _multiply(
     out = aside.index(WHICH)
     slot = 0
     phase = 0
+    turn = 0  # angles are there once a unit
     for unit in range(gl.program_id(0), whole, gl.num_programs(0)):
         m, n, part = _place(unit, M, N, BLOCK_M, OUTS, SPLIT, GROUP_M)
         slot, phase = _multiply_unit(
-            y, ring, out, slot, phase, m, n, part, work, strides,
+            y, ring, out, slot, phase, (angles_ready, turn), m, n, part, work, strides,
             WHICH * ROWS, ROWS, BLOCK_N, CHUNKS, EPILOGUE, DTYPE,
         )  # fmt: skip
+        turn ^= 1
     for half in range(gl.program_id(0), cut, gl.num_programs(0)):
         m, n, part = _place(whole + half // 2, M, N, BLOCK_M, OUTS, SPLIT, GROUP_M)
         n += half % 2 * (OUTS // 2)
         slot, phase = _multiply_unit(
-            y, ring, out, slot, phase, m, n, part, work, strides,
+            y, ring, out, slot, phase, (angles_ready, turn), m, n, part, work, strides,
             WHICH * ROWS, ROWS, BLOCK_N // 2, CHUNKS, EPILOGUE, DTYPE,
         )  # fmt: skip
+        turn ^= 1
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["M", "steps", "whole", "cut"])
+@gluon.jit(do_not_specialize=["M", "steps", "whole", "cut", "shift"])
 def wide_kernel(
     x_desc, w_desc, y, M, N, steps, whole, cut, y_stride, part_stride,
+    angles_desc, k_pool, v_pool, cells, kv_width, shift,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr, SLOTS: gl.constexpr,
     CHUNKS: gl.constexpr, EPILOGUE: gl.constexpr, DTYPE: gl.constexpr,
 ):  # fmt: skip
     """Grid (programs). Units of work are tiles, or parts of tiles: `whole` of them as they are, then `cut` halves of
     the rest. BLOCK_N counts rows of W, gate and up together; `steps` of BLOCK_K inputs are a chunk. y is a descriptor
-    of [M, N], or float32 [CHUNKS, M, N] for PARTS. Descriptors fill what lies outside with 0 and don't store it."""
+    of [M, N], or float32 [CHUNKS, M, N] for PARTS. Descriptors fill what lies outside with 0 and don't store it.
+
+    TURNED: y is q [M, y_stride]; angles are cos, then sin [2 M, d]; k and v of a row go to its cell plus `shift` of
+    pools of cells of kv_width. Others take None for these."""
     OUTS: gl.constexpr = BLOCK_N // 2 if EPILOGUE == PAIR else BLOCK_N
     SPLIT: gl.constexpr = CHUNKS if EPILOGUE == PARTS else 1
     ASIDE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_M, OUTS // 2], DTYPE)
@@ -266,22 +273,36 @@ def wide_kernel(
     for slot in gl.static_range(SLOTS):
         mbarrier.init(ready.index(slot), count=1)
         mbarrier.init(free.index(slot), count=2)
+    angles_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(angles_ready, count=1)
     fence_async_shared()
     ring = (x_ring, w_ring, ready, free)
     work = (M, N, steps, whole, cut)
     strides = (y_stride, part_stride)
+    to = (y, k_pool, v_pool, cells, y_stride, kv_width, shift) if EPILOGUE == TURNED else y
+    angles = (angles_desc, angles_ready)
     gl.warp_specialize([
-        (_multiply, (y, ring, aside, work, strides, 0, OUTS, CHUNKS, SPLIT, EPILOGUE, GROUP_M, DTYPE)),
-        (_multiply, (y, ring, aside, work, strides, 1, OUTS, CHUNKS, SPLIT, EPILOGUE, GROUP_M, DTYPE)),
-        (_copy, (x_desc, w_desc, ring, work, OUTS, CHUNKS, SPLIT, EPILOGUE, GROUP_M)),
+        (_multiply, (to, angles_ready, ring, aside, work, strides, 0, OUTS, CHUNKS, SPLIT, EPILOGUE, GROUP_M, DTYPE)),
+        (_multiply, (to, angles_ready, ring, aside, work, strides, 1, OUTS, CHUNKS, SPLIT, EPILOGUE, GROUP_M, DTYPE)),
+        (_copy, (x_desc, w_desc, angles, ring, aside, work, OUTS, CHUNKS, SPLIT, EPILOGUE, GROUP_M)),
     ], [4, 1], [MULTIPLYING_REGISTERS, COPYING_REGISTERS])  # fmt: skip
 
 
 def wide_product(
-    x: Tensor, weight: Tensor, config: GemmConfig, epilogue: str, chunks: int, out: Tensor | None
+    x: Tensor,
+    weight: Tensor,
+    config: GemmConfig,
+    epilogue: str,
+    chunks: int,
+    out: Tensor | None,
+    turned: TurnedRows | None = None,
 ) -> Tensor:
     """As `gemm_triton.product`, without bias, rows, counts and the epilogue "float". Raises RuntimeError where the card
-    or the dtype has no such products; its torch twin is `gemm_triton.plain_product`."""
+    or the dtype has no such products; its torch twin is `gemm_triton.plain_product`.
+
+    With the epilogue "turned", `turned` says what becomes of a QKV product that `turned_triton.can_turn` allows, and
+    the result is its q; the twin is that product and `rope_kv_triton.rope_kv`.
+    """
     if not multiplies_in_groups(x.device) or x.dtype not in (torch.bfloat16, torch.float16):
         raise RuntimeError(f"no warp-group products of {x.dtype} on {x.device}")
     is_pair, is_parts = epilogue == "pair", epilogue == "parts"
@@ -289,7 +310,10 @@ def wide_product(
     chunk, dtype = chunk_length(k, chunks), TL_DTYPES[x.dtype]
     assert chunks == 1 or chunk % config.block_k == 0, (k, chunks, config)
     assert weight.shape[1] == k and x.stride(1) == weight.stride(1) == 1, (x.shape, weight.shape)
-    out = empty_product(x, m, n, epilogue, chunks) if out is None else out
+    if turned is not None:
+        out = turned.q
+    elif out is None:
+        out = empty_product(x, m, n, epilogue, chunks)
     outs = config.block_n // 2 if is_pair else config.block_n
     units = triton.cdiv(m, config.block_m) * triton.cdiv(n, outs) * (chunks if is_parts else 1)
     whole, cut = shared_out(units, multiprocessors(x.device))
@@ -298,10 +322,17 @@ def wide_product(
         layout = gl.NVMMASharedLayout.get_default_for([rows, columns], dtype)
         return TensorDescriptor.from_tensor(tensor, [rows, columns], layout)
 
+    extra: tuple[object, ...] = (None,) * 6
+    if turned is not None:
+        angles, pool, head = turned.places.angles, turned.k_pool, turned.k_pool.shape[3]
+        assert epilogue == "turned" and out.is_contiguous() and len(turned.places.cells) == m, (epilogue, out.shape, m)
+        described_angles = described(angles.view(2 * m, head), config.block_m // 2, head)
+        shift = turned.layer * pool.shape[1]
+        extra = described_angles, pool, turned.v_pool, turned.places.cells, pool.shape[2] * head, shift
     wide_kernel[(min(multiprocessors(x.device), max(whole, cut)),)](
         described(x, config.block_m, config.block_k),
         described(weight, outs // 2, config.block_k),
-        out if is_parts else described(out, config.block_m // 2, outs // 2),
+        out if is_parts or turned is not None else described(out, config.block_m // 2, outs // 2),
         m,
         n,
         triton.cdiv(chunk, config.block_k),
@@ -309,6 +340,7 @@ def wide_product(
         cut,
         out.stride(-2),
         out.stride(0),
+        *extra,
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,

@@ -1,8 +1,8 @@
 """The layers of a model in fewer launches: products with what follows them, norms with what stands before and after.
 
 Owns the order of launches for the models that have such kernels, with the operations, the roundings and so the bits of
-the models' own `prelude`, `loop` and `coda`, which stay the plain twins. Rotation and the KV write belong to the
-attention launch. Prelude and coda may run for the first rows only, whose number the device knows.
+the models' own `prelude`, `loop` and `coda`, which stay the plain twins. Rotation and the KV write belong to the rows,
+which know where they go. Prelude and coda may run for the first rows only, whose number the device knows.
 """
 
 from __future__ import annotations
@@ -30,9 +30,24 @@ class ProductRows(Protocol):
     @property
     def noise_seeds(self) -> Tensor: ...
 
-    def attend_product(self, layer: int, qkv: Tensor, turning: Turning, *, is_once: bool = False) -> Tensor:
-        """Rotate, write k and v, attend: QKV product [N, (heads + 2 kv_heads) d] -> [N, heads * d]. `is_once` in
-        layers outside the loop."""
+    def project(
+        self,
+        layer: int,
+        x: Tensor,
+        weight: Tensor,
+        turning: Turning,
+        ops: TritonOps,
+        count: Tensor | None = None,
+        *,
+        is_once: bool = False,
+    ) -> tuple[Tensor, Turning | None]:
+        """The QKV product of x by `weight` and the turning that is left to do, both for `attend_product`. Rows from
+        `count` [1] int32 on are wanted by nobody."""
+        ...
+
+    def attend_product(self, layer: int, qkv: Tensor, turning: Turning | None, *, is_once: bool = False) -> Tensor:
+        """Rotate, write k and v, attend: QKV product [N, (heads + 2 kv_heads) d] -> [N, heads * d]. Without `turning`
+        comes q that has turned, with k and v written. `is_once` in layers outside the loop."""
         ...
 
 
@@ -80,8 +95,9 @@ class _Stack:
         for place, layer in enumerate(self.layers):
             follows = place + 1 < len(self.layers)
             before = self.layers[place + 1].norms[0] if follows else last_norm
-            qkv = ops.product(x, layer.qkv, count=count)
-            mixed = rows.attend_product(layer.number, qkv, layer.turning, is_once=self.is_once)
+            number, is_once = layer.number, self.is_once
+            qkv, turning = rows.project(number, x, layer.qkv, layer.turning, ops, count, is_once=is_once)
+            mixed = rows.attend_product(number, qkv, turning, is_once=is_once)
             out = ops.product(mixed, layer.out, count=count)
             h, x = norm_after(self.stage, out, h, layer.norms[1], layer.norms[2], eps)
             down = ops.product(ops.product(x, layer.gate_up, "pair", count), layer.down, count=count)

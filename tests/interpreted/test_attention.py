@@ -11,6 +11,7 @@ from torch import Tensor
 from epicycle.engine.kernels.decode_attention_triton import allocate_scratch, decode_attention, plain_decode_attention
 from epicycle.engine.kernels.prompt_attention_triton import PromptChunks, plain_prompt_attention, prompt_attention
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning, plain_rope_kv, rope_kv
+from epicycle.engine.kernels.turned_triton import TurnedRows, find_places, plain_turned
 from epicycle.engine.kernels.work_triton import (
     WorkList,
     allocate_work,
@@ -21,7 +22,7 @@ from epicycle.engine.kernels.work_triton import (
     plain_tiles,
     plain_work,
 )
-from tests.fakes.paged import Paged, equal, paged, relative_error
+from tests.fakes.paged import PAGE_TOKENS, Paged, equal, paged, relative_error
 
 CPU = torch.device("cpu")
 LAYER = 1
@@ -68,6 +69,16 @@ def test_rotation_and_cells_are_the_twins(heads: int, kv_heads: int, width: int,
     torch.testing.assert_close(actual, expected, atol=1e-3, rtol=1e-3)
     torch.testing.assert_close(pool.k, expected_k, atol=1e-3, rtol=1e-3, equal_nan=True)
     assert equal(expected_v, pool.v)
+
+
+def test_rows_that_turn_where_they_are_multiplied_go_where_the_twin_puts_them() -> None:
+    pool, rows, turning, qkv = decode_case(4, 2, 16, False)
+    expected_k, expected_v = pool.k.clone(), pool.v.clone()
+    expected = plain_rope_kv(qkv, 4, turning, rows, expected_k, expected_v, LAYER)
+    q = torch.zeros_like(expected)
+    plain_turned(qkv, TurnedRows(q, pool.k, pool.v, find_places(rows, turning, PAGE_TOKENS), LAYER))
+    assert torch.equal(expected, q)
+    assert equal(expected_k, pool.k) and equal(expected_v, pool.v)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "width", "pairs"), HEADS, ids=IDS)

@@ -11,12 +11,14 @@ from torch import Tensor
 
 from epicycle.engine import paged_attention
 from epicycle.engine.frame import Frame, FrameAttention, PlainAttention
+from epicycle.engine.kernels.ladder import LIBRARY, GemmConfig
 from epicycle.engine.kernels.ops import Ops
 from epicycle.engine.kernels.plain import PlainOps
 from epicycle.engine.kernels.rope_kv_triton import Turning
 from epicycle.engine.kernels.triton_ops import TritonOps
+from epicycle.engine.kernels.turned_triton import TurnedRows, plain_turned
 from epicycle.engine.models.base import LoopedModel
-from epicycle.engine.models.fused import fuse_ends
+from epicycle.engine.models.fused import fuse, fuse_ends
 from epicycle.engine.models.huginn import HuginnModel
 from epicycle.engine.models.ouro import OuroModel
 from epicycle.engine.models.spec import ModelSpec
@@ -136,6 +138,33 @@ def test_fused_ends_have_the_bits_of_the_model_s_and_leave_out_rows_beyond_the_c
         found.append((before[:2], after[:2], pool.k, pool.v))
     for one, other in zip(*found, strict=True):
         assert torch.equal(one, other)
+
+
+class _TurningOps(TritonOps):
+    """Whose QKV products turn their rows, as on a card that has such products."""
+
+    def turns(self, weight: Tensor, rows: int, config: GemmConfig) -> bool:
+        return True
+
+    def turn(self, x: Tensor, weight: Tensor, config: GemmConfig, turned: TurnedRows) -> None:
+        plain_turned(self.product(x, weight), turned)
+
+
+def test_products_that_turn_their_rows_leave_what_a_launch_behind_them_does() -> None:
+    spec, found = spec_of(MODELS["ouro"][0]), []
+    for ops, config in ((TritonOps(), None), (_TurningOps(), LIBRARY)):
+        model = OuroModel(spec, lively_weights(spec), ops)
+        loop, pool, states = fuse(model, ops), make_pool(spec), []
+        assert loop is not None
+        attention = PagedAttention(pool, TABLE, spec.heads, decode_rows=2, prompt_rows=32, turns_pairs=False)
+        attention.turned = config
+        for rows in (PROMPTS, MIXED):
+            tokens = (7 * rows.positions + rows.slots) % spec.vocab_size
+            state, _ = loop(model.prelude(tokens, attention.rows(rows)), attention.rows(rows))
+            states.append(state[rows.live])
+        found.append((torch.cat(states), pool.k, pool.v))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)  # rotation by torch and by a kernel
 
 
 @pytest.mark.parametrize(("early_rows", "forks"), [(8, 0), (7, 1)])

@@ -103,11 +103,17 @@ def wide(config: GemmConfig, epilogue: str, chunks: int, path: Path) -> Compiled
     shapes = {"x_desc": (m, k), "w_desc": (n // 2, k), "y": (m // 2, n // 2)}
     layouts = {name: gl.NVMMASharedLayout.get_default_for(list(shape), gl.bfloat16) for name, shape in shapes.items()}
     arguments = {name: f"tensordesc<bf16[{rows}, {width}],{layouts[name]!r}>" for name, (rows, width) in shapes.items()}
-    if epilogue == "parts":
-        arguments["y"] = F
+    if epilogue in ("parts", "turned"):
+        arguments["y"] = F if epilogue == "parts" else H
+    if epilogue == "turned":
+        arguments |= {"angles_desc": f"tensordesc<bf16[{m // 2}, {n // 2}],{layouts['y']!r}>", "cells": L}
+        arguments |= {"k_pool": H, "v_pool": H, "kv_width16": N, "shift": N}
     arguments |= dict.fromkeys(("M", "N16", "steps", "whole", "cut", "y_stride16", "part_stride16"), N)
     constants = {"BLOCK_M": m, "BLOCK_N": config.block_n, "BLOCK_K": k, "GROUP_M": config.group_m}
     constants |= {"SLOTS": config.stages, "CHUNKS": chunks, "EPILOGUE": wide_triton.EPILOGUES[epilogue]}
+    constants |= (
+        dict.fromkeys(("angles_desc", "k_pool", "v_pool", "cells", "kv_width", "shift")) if epilogue != "turned" else {}
+    )
     return compiled(wide_triton.wide_kernel, arguments, {**constants, "DTYPE": tl.bfloat16}, path, num_warps=4)
 
 
