@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 from epicycle.engine.kernels.gemm_triton import product
-from epicycle.engine.kernels.ladder import GemmConfig
+from epicycle.engine.kernels.ladder import GemmConfig, sure
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning, rope_kv
 from epicycle.engine.kernels.triton_common import multiplies_in_groups
+from epicycle.engine.kernels.triton_ops import kind_of
 from epicycle.engine.kernels.turned_triton import TurnedRows, find_places, turning_config
 from epicycle.engine.kernels.wide_triton import wide_product
 
 ROWS = (1, 63, 128, 130, 700)
 INPUTS = 512
-REQUESTS, CONTEXT = 8, 128
-"""More tiles than a card has multiprocessors at the most rows, and some that are cut in two."""
+REQUESTS = 8
 
 
 @cache
@@ -37,52 +37,60 @@ def turned_config(
         return None
     if dtype not in (torch.bfloat16, torch.float16):
         return None
+    shape = heads, kv_heads, width, page_tokens
     try:
-        return config if _is_equal(config, heads, kv_heads, width, page_tokens, dtype, device) else None
+        return config if all(is_equal(config, shape, INPUTS, count, dtype, device) for count in ROWS) else None
     except Exception:  # this card or this Triton refuses it: whatever the reason, it isn't used
         return None
 
 
-def _is_equal(
+def is_equal(
     config: GemmConfig,
-    heads: int,
-    kv_heads: int,
-    width: int,
-    page_tokens: int,
+    shape: tuple[int, int, int, int],
+    inputs: int,
+    count: int,
     dtype: torch.dtype,
     device: torch.device,
 ) -> bool:
-    generator = torch.Generator(device).manual_seed(heads)
+    """Whether q, pages and all else are those of the sure product and `rope_kv`, for so many rows of a `shape`: heads,
+    kv_heads, width and page_tokens."""
+    heads, kv_heads, width, page_tokens = shape
+    generator = torch.Generator(device).manual_seed(count)
 
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, device=device, generator=generator).to(dtype)
+    def normal(*size: int) -> Tensor:
+        return torch.randn(size, device=device, generator=generator).to(dtype)
 
-    weight = normal((heads + 2 * kv_heads) * width, INPUTS)
-    angles = torch.rand(2, CONTEXT, width, device=device, generator=generator).to(dtype)
+    def untouched(*size: int) -> Tensor:
+        return torch.full(size, 7.0, dtype=dtype, device=device)
+
+    context = 2 * -(-count // REQUESTS)
+    rows = _addresses(count, context, page_tokens, generator, device)
+    angles = torch.rand(2, context, width, device=device, generator=generator).to(dtype)
     turning = Turning(angles[0], angles[1], False)
-    for count in ROWS:
-        x, rows = normal(count, INPUTS), addresses(count, page_tokens, generator, device)
-        size = 3 * rows.page_table.numel(), page_tokens, kv_heads, width
-        pools = [torch.full(size, 7.0, dtype=dtype, device=device) for _ in range(4)]
-        q, turned = (torch.full((count, heads * width), 7.0, dtype=dtype, device=device) for _ in range(2))
-        qkv = product(x, weight, GemmConfig("stream", 16, 32, 128, 4, 3))
-        rope_kv(qkv, heads, turning, rows, pools[0], pools[1], 1, out=q)
-        to = TurnedRows(turned, pools[2], pools[3], find_places(rows, turning, page_tokens), 1)
-        wide_product(x, weight, config, "turned", 1, None, to)
-        if not all(torch.equal(*pair) for pair in ((q, turned), (pools[0], pools[2]), (pools[1], pools[3]))):
-            return False
-    return True
+    x, weight = normal(count, inputs), normal((heads + 2 * kv_heads) * width, inputs)
+    found = []
+    for is_turned in (False, True):
+        pool = 3 * rows.page_table.numel(), page_tokens, kv_heads, width
+        q, k, v = untouched(count, heads * width), untouched(*pool), untouched(*pool)
+        if is_turned:
+            to = TurnedRows(q, k, v, find_places(rows, turning, page_tokens), 1)
+            wide_product(x, weight, config, "turned", 1, None, to)
+        else:
+            rope_kv(product(x, weight, sure(kind_of(weight))), heads, turning, rows, k, v, 1, out=q)
+        found.append((q, k, v))
+    return all(torch.equal(*pair) for pair in zip(*found, strict=True))
 
 
-def addresses(count: int, page_tokens: int, generator: torch.Generator, device: torch.device) -> RowAddresses:
+def _addresses(
+    count: int, context: int, page_tokens: int, generator: torch.Generator, device: torch.device
+) -> RowAddresses:
     """Rows of several requests on two planes of pages with three slots, some of them padding."""
 
     def shuffled(most: int) -> Tensor:
         return torch.randperm(most, device=device, generator=generator).to(torch.int32)
 
-    pages = -(-CONTEXT // page_tokens)
-    cells = shuffled(REQUESTS * CONTEXT)[:count]
-    slots, positions = cells // CONTEXT, cells % CONTEXT
-    padding = (torch.arange(count, device=device) % 10) == 9
+    pages = -(-context // page_tokens)
+    taken = shuffled(REQUESTS * context)[:count]
+    padding = torch.arange(count, device=device) % 10 == 9
     table = shuffled(REQUESTS * pages).view(REQUESTS, pages)
-    return RowAddresses(torch.where(padding, -1, slots), positions, cells % 2, table, 3)
+    return RowAddresses(torch.where(padding, -1, taken // context), taken % context, taken % 2, table, 3)

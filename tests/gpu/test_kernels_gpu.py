@@ -33,8 +33,8 @@ def test_a_row_of_a_product_has_the_same_bits_in_every_configuration_at_every_nu
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("check", ["check_norms", "check_prompt"])
-def test_norms_and_prompt_attention_are_exact_and_invariant(model: str, check: str) -> None:
+@pytest.mark.parametrize("check", ["check_norms", "check_prompt", "check_turned"])
+def test_norms_prompt_attention_and_products_that_turn_are_exact_and_invariant(model: str, check: str) -> None:
     from epicycle.engine.kernels.bench import checks, shapes
 
     run: Callable[[shapes.Shape], checks.Report] = getattr(checks, check)
@@ -81,6 +81,19 @@ def test_prompts_of_a_hopper_card_have_the_bits_of_the_kernel_for_all(
     if not takes(width, page_tokens, torch.bfloat16, device):
         pytest.skip("this card isn't a Hopper")
     assert hopper_prompt_holds(heads, kv_heads, width, page_tokens, torch.bfloat16, device)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(16, 16, 128), (48, 8, 128), (4, 2, 64)])
+def test_products_of_a_hopper_card_may_turn_their_rows(heads: int, kv_heads: int, width: int) -> None:
+    import torch
+
+    from epicycle.engine.kernels.triton_common import multiplies_in_groups
+    from epicycle.engine.kernels.turned_check import turned_config
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    if not multiplies_in_groups(device):
+        pytest.skip("this card isn't a Hopper")
+    assert turned_config(heads, kv_heads, width, 16, torch.bfloat16, device) is not None
 
 
 def test_addresses_beyond_two_to_the_31st_element_are_right() -> None:

@@ -172,12 +172,12 @@ def test_products_of_many_rows_use_warp_group_products_and_the_tensor_copy_engin
         assert instruction in found.sass
 
 
-@pytest.mark.parametrize(("epilogue", "chunks"), [("plain", 1), ("plain", 4), ("pair", 1), ("parts", 4)])
+@pytest.mark.parametrize(("epilogue", "chunks"), [("plain", 1), ("plain", 4), ("pair", 1), ("parts", 4), ("turned", 1)])
 def test_wide_tiles_keep_everything_in_registers_and_wait_for_no_product_alone(
     epilogue: str, chunks: int, tmp_path: Path
 ) -> None:
     kernel = "wide-parts" if epilogue == "parts" else "wide"
-    product = Product("any", 2048, 5632, "plain" if epilogue == "parts" else epilogue, chunks)
+    product = Product("any", 2048, 5632, "pair" if epilogue == "pair" else "plain", chunks)
     configs = {config for step in STEPS for config in candidates(product, step) if config.kernel == kernel}
     assert configs
     for config in configs:
@@ -187,6 +187,7 @@ def test_wide_tiles_keep_everything_in_registers_and_wait_for_no_product_alone(
         assert {"UTMALDG", "USETMAXREG"} <= set(re.findall(r"UTMALDG|USETMAXREG", found.sass))
         products = re.findall(rf"HGMMA\.64x{config.block_n}x16\S* [^;]*", found.sass)
         assert len(products) == config.block_k // 16 * sum("gsb0" in line for line in products) > 0  # once a step
+        assert ("STG.E.128" in found.sass) == (epilogue == "turned")  # 16 bytes a thread of a page's row
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,9 @@ from epicycle.engine.kernels.norm_triton import gate_logit, norm, norm_after, pl
 from epicycle.engine.kernels.plain import PlainOps
 from epicycle.engine.kernels.prompt_attention_triton import PromptConfig, plain_prompt_attention, prompt_attention
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, plain_rope_kv, rope_kv
-from epicycle.engine.kernels.triton_common import starts_early
+from epicycle.engine.kernels.triton_common import multiplies_in_groups, starts_early
+from epicycle.engine.kernels.turned_check import is_equal
+from epicycle.engine.kernels.turned_triton import turning_config
 
 Report = dict[str, object]
 ROW_COUNTS = (1, 2, 16, 17, 32, 64, 96, 128, 256, 384, 512, 1024, 2048)
@@ -162,6 +164,17 @@ def check_decode(shape: Shape, run: int) -> Report:
     names = ("ok", "fused_equal", "tickets_zero", "alone_equal", "early_equal")
     report["ok"] = all(bool(report[name]) for name in names)
     return report
+
+
+def check_turned(shape: Shape) -> Report:
+    """QKV products that turn their rows and write them, against the product and the launch behind it."""
+    at = shape.heads, shape.kv_heads, shape.head_dim, PAGE_TOKENS
+    config, device = turning_config(shape.head_dim), torch.device("cuda")
+    if config is None or shape.pairs or not multiplies_in_groups(device):
+        return {"ok": True, "turned": False}
+    counts = (1, 63, 128, 130, 512, 1000, 2048, 2064)
+    differs = [n for n in counts if not is_equal(config, at, shape.hidden, n, torch.bfloat16, device)]
+    return {"ok": not differs, "differs": differs, "turned": True}
 
 
 def _bits(values: Tensor) -> Tensor:

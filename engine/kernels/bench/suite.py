@@ -241,6 +241,7 @@ class Bench:
                 name = f"{shape.name}.decode.{run}"
                 found[name] = self.check(name, partial(checks.check_decode, shape, run))
             found[f"{shape.name}.prompt"] = self.check(f"{shape.name}.prompt", partial(checks.check_prompt, shape))
+            found[f"{shape.name}.turned"] = self.check(f"{shape.name}.turned", partial(checks.check_turned, shape))
         found["far addresses"] = self.check("far addresses", checks.check_far_addresses)
         return found
 
