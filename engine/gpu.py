@@ -33,6 +33,7 @@ from epicycle.engine.kernels.ladder import (
 )
 from epicycle.engine.kernels.product_probe import check_products, rows_that_agree
 from epicycle.engine.kernels.triton_ops import TritonOps, product_of
+from epicycle.engine.kernels.turned_check import Heads, turned_config
 from epicycle.engine.models.base import LoopedModel
 from epicycle.engine.models.spec import ModelSpec
 from epicycle.engine.pool import KvPool
@@ -92,11 +93,23 @@ def make_ops(
         between = [rows for rows in row_counts if rows not in STEPS and choices.find(product, rows) == LIBRARY]
         agree = _rows_that_agree(product, between, dtype, device) if keeps_bits else frozenset(between)
         choices.exact[product.name] = agree
+    if spec.model_type == "ouro":
+        choices.turned = _turned(spec, choices, steps, dtype, device)
     if spec.has_costly_boundary:
         counted = [(product, choices.find_counted(product, step)) for product in products for step in steps]
         found = [(product, config) for product, config in counted if config is not None]
         _compile_side_by_side(found, dtype, device, is_counted=True)
     return TritonOps(choices)
+
+
+def _turned(
+    spec: ModelSpec, choices: Choices, steps: list[int], dtype: torch.dtype, device: torch.device
+) -> dict[tuple[str, int], GemmConfig]:
+    """Of QKV products by name and step, where they are faster with rotation and KV write than apart."""
+    heads = Heads(spec.heads, spec.kv_heads, spec.head_dim)
+    qkv = product_of((heads.heads + 2 * heads.kv_heads) * heads.width, spec.hidden_size)
+    tried = {step: turned_config(qkv, choices.get(qkv, step), heads, step, dtype, device) for step in steps}
+    return {(qkv.name, step): config for step, config in tried.items() if config is not None}
 
 
 def _rows_that_agree(product: Product, rows: list[int], dtype: torch.dtype, device: torch.device) -> frozenset[int]:

@@ -25,7 +25,6 @@ from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning, rope_k
 from epicycle.engine.kernels.tick_triton import addresses, write_kv
 from epicycle.engine.kernels.triton_common import EARLY_ROWS, multiprocessors, starts_early
 from epicycle.engine.kernels.triton_ops import TritonOps
-from epicycle.engine.kernels.turned_check import turned_config
 from epicycle.engine.kernels.turned_triton import Places, TurnedRows, find_places
 from epicycle.engine.kernels.work_triton import allocate_work, list_tiles
 from epicycle.engine.pool import KvPool
@@ -71,7 +70,6 @@ class PagedAttention:
         self.reads_ahead = turns_pairs is not None and early_holds(*shape, turns_pairs, pool.k.dtype, device)
         self.side = SideStream(device)
         self.is_hopper = self.flash.prompt is None and hopper_prompt_holds(*shape, pool.k.dtype, device)
-        self.turned = turned_config(*shape, pool.k.dtype, device) if turns_pairs is False else None
         self.prompt_work = allocate_work(-(-prompt_rows // QUERY_TILE) + MOST_CHUNKS, device)
 
     def rows(self, frame: Frame) -> PagedRows:
@@ -144,14 +142,13 @@ class PagedRows:
     ) -> tuple[Tensor, Turning | None]:
         """What `attend_product` takes: beside prompts a product of many rows may turn and write them all itself."""
         shared, pool = self._attention, self._attention.pool
-        config = shared.turned if count is None and self._frame.prompt_rows else None
-        if config is None or not ops.turns(weight, len(x), config):
+        config = ops.find_turned(weight, len(x)) if self._frame.prompt_rows and count is None else None
+        if config is None:
             return ops.product(x, weight, count=count), turning
         if is_once not in self._places:
             self._places[is_once] = find_places(self._addresses(self._planned()[is_once]), turning, pool.page_tokens)
         q = torch.empty(len(x), shared.heads * pool.geometry.head_dim, dtype=x.dtype, device=x.device)
-        ops.turn(x, weight, config, TurnedRows(q, pool.k, pool.v, self._places[is_once], layer))
-        return q, None
+        return ops.turn(x, weight, config, TurnedRows(q, pool.k, pool.v, self._places[is_once], layer)), None
 
     def attend_product(self, layer: int, qkv: Tensor, turning: Turning | None, *, is_once: bool = False) -> Tensor:
         """As `attend` from a QKV product [N, (heads + 2 kv_heads) d] that hasn't turned yet; [N, heads * d]. Without

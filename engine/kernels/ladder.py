@@ -19,7 +19,7 @@ STEPS = (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 class GemmConfig:
     """How a kernel runs; never part of what it computes. `kernel` is "stream" or "tile" of `gemm_triton`, "early"
     (`early_triton`), "rows" (`early_rows_triton`), or "wide" of `wide_triton`, "wide-parts" where that leaves chunks to
-    be added up.
+    be added up, "turned" where it turns q, k and v.
 
     With `shares` the outputs are cut in that many tiles of equal height, up to block_n. block_n of the wide kernel
     counts rows of the weight, gate and up together; `x_stages` is how many steps of x the rows kernel asks for ahead,
@@ -130,6 +130,12 @@ _WIDE = (
     GemmConfig("wide", 128, 256, 64, 8, 3),
     GemmConfig("wide", 128, 256, 64, 8, 4),
 )
+TURNED = (
+    GemmConfig("turned", 128, 256, 64, 8, 3),
+    GemmConfig("turned", 128, 128, 64, 8, 5),
+    GemmConfig("turned", 128, 128, 64, 8, 6),
+)
+"""For QKV products that turn their rows and write them (`turned_triton`), by times of whole loops again."""
 # Also by times of whole loops: with a ring of half a multiprocessor's memory, products are no slower by themselves, but
 # what follows them is.
 _EARLY_ROWS = {
@@ -283,6 +289,17 @@ def _fits_early_rows(product: Product, config: GemmConfig) -> bool:
     return product.inputs % 8 == 0 and LEAST_EARLY_BYTES <= rings <= MOST_EARLY_BYTES
 
 
+def can_turn(config: GemmConfig, qkv: Product, heads: int, kv_heads: int, width: int) -> bool:
+    """Whether tiles hold one or two whole heads, none of them partly q or k, and angles find room. A tile must have
+    more steps than the ring has slots: only then is the tile before done with its shared memory when the last step is
+    asked for, and angles may come there."""
+    tile, odd = config.block_n // width, config.block_n % width
+    fits = tile in (1, 2) and not odd and heads % tile == kv_heads % tile == 0 and qkv.chunks == 1
+    ring = config.stages * (config.block_m + config.block_n) * config.block_k
+    room = 2 * (ring + 2 * config.block_m * width) <= MOST_WIDE_BYTES
+    return fits and room and qkv.inputs > config.block_k * config.stages
+
+
 def untimed(product: Product, rows: int) -> GemmConfig:
     """A reasonable configuration where nothing has been timed; bits are those of any other."""
     fits = [config for config in candidates(product, rows) if config.reads_count]
@@ -310,12 +327,14 @@ class Probe(Protocol):
 @dataclass(slots=True)
 class Choices:
     """The picked configuration of every (product name, step), the same among those that read a count, what was refused
-    for its bits, and the numbers of rows between steps that the library may be handed as they are, by product name."""
+    for its bits, and the numbers of rows between steps that the library may be handed as they are, by product name.
+    `turned` are those of QKV products that turn their rows, where that is faster than a launch behind them."""
 
     picked: dict[tuple[str, int], GemmConfig] = field(default_factory=dict)
     counted: dict[tuple[str, int], GemmConfig] = field(default_factory=dict)
     refused: list[tuple[str, int, str]] = field(default_factory=list)
     exact: dict[str, frozenset[int]] = field(default_factory=dict)
+    turned: dict[tuple[str, int], GemmConfig] = field(default_factory=dict)
 
     def find(self, product: Product, rows: int) -> GemmConfig | None:
         """What to run, if anything was picked."""
@@ -325,6 +344,10 @@ class Choices:
     def find_counted(self, product: Product, rows: int) -> GemmConfig | None:
         """What to run where the device knows how many of `rows` there are, if anything was picked."""
         return self.counted.get((product.name, step_for(rows)))
+
+    def find_turned(self, product: Product, rows: int) -> GemmConfig | None:
+        """What to run where a QKV product is to turn its rows, if anything was picked."""
+        return self.turned.get((product.name, step_for(rows)))
 
     def get(self, product: Product, rows: int) -> GemmConfig:
         """What to run; the sure one where nothing was picked."""

@@ -43,7 +43,7 @@ class ProductProbe:
             return float("inf")
         x, weights, _ = self._of(product)
         try:
-            return _graph_us([partial(run_product, product, x[:rows], weight, config) for weight in weights])
+            return graph_us([partial(run_product, product, x[:rows], weight, config) for weight in weights])
         except Exception:
             return float("inf")  # this card or this Triton refuses it: whatever the reason, it isn't chosen
 
@@ -95,7 +95,8 @@ def rows_that_agree(product: Product, rows: list[int], dtype: torch.dtype, devic
     return frozenset(count for count in rows if probe.is_equal(product, EXACT, count))
 
 
-def _graph_us(launches: list[partial[Tensor]]) -> float:
+def graph_us(launches: list[partial[Tensor]]) -> float:
+    """Median time of one of `launches`, which a graph runs one after the other."""
     launches[0]()  # compiles, outside the graph
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

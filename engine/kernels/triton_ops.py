@@ -17,7 +17,7 @@ from epicycle.engine.kernels.ladder import Choices, GemmConfig, Product, canonic
 from epicycle.engine.kernels.norm_triton import gate_logit, norm
 from epicycle.engine.kernels.rope_kv_triton import rope
 from epicycle.engine.kernels.silu_triton import silu_mul
-from epicycle.engine.kernels.turned_triton import TurnedRows, fills_ring
+from epicycle.engine.kernels.turned_triton import TurnedRows
 from epicycle.engine.kernels.wide_triton import wide_product
 
 
@@ -40,13 +40,13 @@ class TritonOps:
         config = self._config(kind, len(x), is_counted=count is not None)
         return run_product(kind, x, weight, config, count=count)
 
-    def turns(self, weight: Tensor, rows: int, config: GemmConfig) -> bool:
-        """Whether a QKV product of so many rows runs as `config` and may end with `turn`."""
-        return self._config(kind_of(weight), rows) == config and fills_ring(config, weight.shape[1])
+    def find_turned(self, weight: Tensor, rows: int) -> GemmConfig | None:
+        """How a QKV product of so many rows turns them itself; None where a launch behind it does."""
+        return None if self._choices is None else self._choices.find_turned(kind_of(weight), rows)
 
-    def turn(self, x: Tensor, weight: Tensor, config: GemmConfig, turned: TurnedRows) -> None:
-        """A QKV product that turns its rows and writes them where they go."""
-        wide_product(x, weight, config, "turned", 1, None, turned)
+    def turn(self, x: Tensor, weight: Tensor, config: GemmConfig, turned: TurnedRows) -> Tensor:
+        """A QKV product that turns its rows and writes them where they go; q."""
+        return wide_product(x, weight, config, "turned", 1, None, turned)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         kind = kind_of(weight)

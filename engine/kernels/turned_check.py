@@ -1,96 +1,114 @@
-"""Whether a QKV product that turns and writes its rows gives the bits of the launches it replaces, on this card.
+"""How a QKV product of many rows turns and writes them: by itself or apart, by bits and times on this card.
 
-Owns one comparison, made once for a shape: rows of padding, planes and positions anywhere, pages in any order, and
-cells that nobody may touch. Where a bit differs, or the kernel is refused, the twins serve. It must not know pools or
-ticks.
+Owns one comparison and one choice, made once for a shape and a number of rows. Compared are q and whole pools: rows of
+padding, planes, positions and pages anywhere, cells that nobody may touch. Where a bit differs, or the kernel is
+refused or no faster, the launches it would replace serve. It must not know pools or ticks.
 """
 
 from __future__ import annotations
 
-from functools import cache
+from dataclasses import astuple, dataclass
+from functools import cache, partial
 
 import torch
 from torch import Tensor
 
-from epicycle.engine.kernels.gemm_triton import product
-from epicycle.engine.kernels.ladder import GemmConfig, sure
+from epicycle.engine.kernels.gemm_triton import run_product
+from epicycle.engine.kernels.ladder import TURNED, GemmConfig, Product, can_turn, sure
+from epicycle.engine.kernels.product_probe import COLD_BYTES, cancelling, graph_us
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning, rope_kv
-from epicycle.engine.kernels.triton_common import multiplies_in_groups
-from epicycle.engine.kernels.triton_ops import kind_of
-from epicycle.engine.kernels.turned_triton import TurnedRows, find_places, turning_config
+from epicycle.engine.kernels.turned_triton import TurnedRows, find_places
 from epicycle.engine.kernels.wide_triton import wide_product
 
-ROWS = (1, 63, 128, 130, 700)
-INPUTS = 512
+PAGE_TOKENS = 16
 REQUESTS = 8
+LEAST_ROWS = 512
+ROWS = (1, 63, 128, 130)
+"""What is compared beside the number of rows at hand: tiles that are hardly filled, tiles that are cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Of q, of k and v, and how wide they are."""
+
+    heads: int
+    kv_heads: int
+    width: int
 
 
 @cache
 def turned_config(
-    heads: int, kv_heads: int, width: int, page_tokens: int, dtype: torch.dtype, device: torch.device
+    qkv: Product, apart: GemmConfig, heads: Heads, rows: int, dtype: torch.dtype, device: torch.device
 ) -> GemmConfig | None:
-    """How a QKV product runs where it may turn its rows, split-half and without a bias; None where it may not. Uses
-    some tens of MiB and waits for the device."""
-    config = turning_config(width)
-    # Tiles are two heads; no tile may be partly q or k.
-    if config is None or heads % 2 or kv_heads % 2 or not multiplies_in_groups(device):
-        return None
-    if dtype not in (torch.bfloat16, torch.float16):
-        return None
-    shape = heads, kv_heads, width, page_tokens
+    """How the product runs where it turns so many rows itself, split-half and without a bias; None where it runs as
+    `apart`, with a launch behind it. Uses some hundred MiB and waits for the device."""
+    fit = [config for config in TURNED if rows >= LEAST_ROWS and can_turn(config, qkv, *astuple(heads))]
+    timed = [(time_us(config, qkv, heads, rows, dtype, device), config.key, config) for config in fit]
+    limit = time_us(apart, qkv, heads, rows, dtype, device) if timed else 0.0
+    for took_us, _, config in sorted(timed):
+        if took_us < limit and all(is_equal(config, qkv, heads, n, dtype, device) for n in (*ROWS, rows)):
+            return config
+    return None
+
+
+def time_us(
+    config: GemmConfig, qkv: Product, heads: Heads, rows: int, dtype: torch.dtype, device: torch.device
+) -> float:
+    """Median time of product, rotation and KV write with weights that no cache holds; infinity where it's refused."""
     try:
-        return config if all(is_equal(config, shape, INPUTS, count, dtype, device) for count in ROWS) else None
-    except Exception:  # this card or this Triton refuses it: whatever the reason, it isn't used
-        return None
+        case = _Case(qkv, heads, rows, dtype, device)
+        copies = min(32, COLD_BYTES // (case.weight.numel() * case.weight.element_size()) + 1)
+        weights = [case.weight.clone() for _ in range(copies)]
+        return graph_us([partial(case.run, config, weight) for weight in weights])
+    except Exception:  # this card or this Triton refuses it: whatever the reason, it isn't chosen
+        return float("inf")
 
 
 def is_equal(
-    config: GemmConfig,
-    shape: tuple[int, int, int, int],
-    inputs: int,
-    count: int,
-    dtype: torch.dtype,
-    device: torch.device,
+    config: GemmConfig, qkv: Product, heads: Heads, rows: int, dtype: torch.dtype, device: torch.device
 ) -> bool:
-    """Whether q, pages and all else are those of the sure product and `rope_kv`, for so many rows of a `shape`: heads,
-    kv_heads, width and page_tokens."""
-    heads, kv_heads, width, page_tokens = shape
-    generator = torch.Generator(device).manual_seed(count)
-
-    def normal(*size: int) -> Tensor:
-        return torch.randn(size, device=device, generator=generator).to(dtype)
-
-    def untouched(*size: int) -> Tensor:
-        return torch.full(size, 7.0, dtype=dtype, device=device)
-
-    context = 2 * -(-count // REQUESTS)
-    rows = _addresses(count, context, page_tokens, generator, device)
-    angles = torch.rand(2, context, width, device=device, generator=generator).to(dtype)
-    turning = Turning(angles[0], angles[1], False)
-    x, weight = normal(count, inputs), normal((heads + 2 * kv_heads) * width, inputs)
+    """Whether q, pages and all else are those of the sure product and `rope_kv`."""
     found = []
-    for is_turned in (False, True):
-        pool = 3 * rows.page_table.numel(), page_tokens, kv_heads, width
-        q, k, v = untouched(count, heads * width), untouched(*pool), untouched(*pool)
-        if is_turned:
-            to = TurnedRows(q, k, v, find_places(rows, turning, page_tokens), 1)
-            wide_product(x, weight, config, "turned", 1, None, to)
-        else:
-            rope_kv(product(x, weight, sure(kind_of(weight))), heads, turning, rows, k, v, 1, out=q)
-        found.append((q, k, v))
+    for one in (sure(qkv), config):
+        case = _Case(qkv, heads, rows, dtype, device)
+        case.run(one, case.weight)
+        found.append((case.q, case.k, case.v))
     return all(torch.equal(*pair) for pair in zip(*found, strict=True))
 
 
-def _addresses(
-    count: int, context: int, page_tokens: int, generator: torch.Generator, device: torch.device
-) -> RowAddresses:
+class _Case:
+    """So many rows with their angles, places and pools; the same ones every time."""
+
+    def __init__(self, qkv: Product, heads: Heads, rows: int, dtype: torch.dtype, device: torch.device) -> None:
+        generator = torch.Generator(device).manual_seed(rows)
+        self.qkv, self.heads = qkv, heads
+        self.x, self.weight = cancelling(qkv, rows, dtype, device, generator)
+        context = 2 * -(-rows // REQUESTS)
+        self.rows = _addresses(rows, context, generator, device)
+        angles = torch.rand(2, context, heads.width, device=device, generator=generator).to(dtype)
+        self.turning = Turning(angles[0], angles[1], False)
+        self.places = find_places(self.rows, self.turning, PAGE_TOKENS)
+        size = 3 * self.rows.page_table.numel(), PAGE_TOKENS, heads.kv_heads, heads.width
+        self.k, self.v = (torch.full(size, 7.0, dtype=dtype, device=device) for _ in range(2))
+        self.q = torch.full((rows, heads.heads * heads.width), 7.0, dtype=dtype, device=device)
+
+    def run(self, config: GemmConfig, weight: Tensor) -> Tensor:
+        if config.kernel == "turned":
+            return wide_product(
+                self.x, weight, config, "turned", 1, None, TurnedRows(self.q, self.k, self.v, self.places, 1)
+            )
+        product = run_product(self.qkv, self.x, weight, config)
+        return rope_kv(product, self.heads.heads, self.turning, self.rows, self.k, self.v, 1, out=self.q)
+
+
+def _addresses(rows: int, context: int, generator: torch.Generator, device: torch.device) -> RowAddresses:
     """Rows of several requests on two planes of pages with three slots, some of them padding."""
 
     def shuffled(most: int) -> Tensor:
         return torch.randperm(most, device=device, generator=generator).to(torch.int32)
 
-    pages = -(-context // page_tokens)
-    taken = shuffled(REQUESTS * context)[:count]
-    padding = torch.arange(count, device=device) % 10 == 9
+    pages = -(-context // PAGE_TOKENS)
+    taken = shuffled(REQUESTS * context)[:rows]
+    padding = torch.arange(rows, device=device) % 10 == 9
     table = shuffled(REQUESTS * pages).view(REQUESTS, pages)
     return RowAddresses(torch.where(padding, -1, taken // context), taken % context, taken % 2, table, 3)

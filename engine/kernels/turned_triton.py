@@ -22,7 +22,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from epicycle.engine.kernels.gluon_common import halves, load_tile
-from epicycle.engine.kernels.ladder import STEPS, GemmConfig, Product, candidates
 from epicycle.engine.kernels.plain import PlainOps
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning
 from epicycle.engine.kernels.triton_common import cell_of
@@ -84,24 +83,6 @@ def find_places(rows: RowAddresses, turning: Turning, page_tokens: int) -> Place
         HEAD_DIM=width, PAGE_TOKENS=page_tokens, BLOCK=BLOCK_ROWS, num_warps=4,
     )  # fmt: skip
     return Places(angles, cells)
-
-
-def turning_config(width: int) -> GemmConfig | None:
-    """The wide tile of two whole heads, of those that are tried; None for heads of another width."""
-    return next(
-        (
-            config
-            for config in candidates(Product("any", 4096, 4096), STEPS[-1])
-            if config.kernel == "wide" and config.block_n == 2 * width
-        ),
-        None,
-    )
-
-
-def fills_ring(config: GemmConfig, inputs: int) -> bool:
-    """Whether a tile has more steps than the ring has slots: only then is the tile before done with its shared memory
-    when the last step is asked for, and angles may come there."""
-    return inputs > config.block_k * config.stages
 
 
 def plain_turned(qkv: Tensor, to: TurnedRows) -> None:

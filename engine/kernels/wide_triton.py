@@ -101,14 +101,15 @@ def _copy(
         slot, phase = _copy_unit(x_desc, w_desc, ring, slot, phase, m, n, part * steps, steps, N, BLOCK_N, EPILOGUE)
         if EPILOGUE == TURNED:
             load_angles(angles_desc, aside, angles_ready, m, M)
-    for half in range(gl.program_id(0), cut, gl.num_programs(0)):
-        m, n, part = _place(whole + half // 2, M, N, BLOCK_M, OUTS, SPLIT, GROUP_M)
-        n += half % 2 * (OUTS // 2)
-        slot, phase = _copy_unit(
-            x_desc, w_desc, ring, slot, phase, m, n, part * steps, steps, N, BLOCK_N // 2, EPILOGUE
-        )
-        if EPILOGUE == TURNED:
-            load_angles(angles_desc, aside, angles_ready, m, M)
+    if EPILOGUE != TURNED or aside.shape[2] < OUTS:  # a head is never cut
+        for half in range(gl.program_id(0), cut, gl.num_programs(0)):
+            m, n, part = _place(whole + half // 2, M, N, BLOCK_M, OUTS, SPLIT, GROUP_M)
+            n += half % 2 * (OUTS // 2)
+            slot, phase = _copy_unit(
+                x_desc, w_desc, ring, slot, phase, m, n, part * steps, steps, N, BLOCK_N // 2, EPILOGUE
+            )
+            if EPILOGUE == TURNED:
+                load_angles(angles_desc, aside, angles_ready, m, M)
 
 
 @gluon.jit
@@ -238,14 +239,15 @@ def _multiply(
             WHICH * ROWS, ROWS, BLOCK_N, CHUNKS, EPILOGUE, DTYPE,
         )  # fmt: skip
         turn ^= 1
-    for half in range(gl.program_id(0), cut, gl.num_programs(0)):
-        m, n, part = _place(whole + half // 2, M, N, BLOCK_M, OUTS, SPLIT, GROUP_M)
-        n += half % 2 * (OUTS // 2)
-        slot, phase = _multiply_unit(
-            y, ring, out, slot, phase, (angles_ready, turn), m, n, part, work, strides,
-            WHICH * ROWS, ROWS, BLOCK_N // 2, CHUNKS, EPILOGUE, DTYPE,
-        )  # fmt: skip
-        turn ^= 1
+    if EPILOGUE != TURNED or aside.shape[2] < OUTS:
+        for half in range(gl.program_id(0), cut, gl.num_programs(0)):
+            m, n, part = _place(whole + half // 2, M, N, BLOCK_M, OUTS, SPLIT, GROUP_M)
+            n += half % 2 * (OUTS // 2)
+            slot, phase = _multiply_unit(
+                y, ring, out, slot, phase, (angles_ready, turn), m, n, part, work, strides,
+                WHICH * ROWS, ROWS, BLOCK_N // 2, CHUNKS, EPILOGUE, DTYPE,
+            )  # fmt: skip
+            turn ^= 1
     tma.store_wait(0)
 
 
@@ -264,10 +266,11 @@ def wide_kernel(
     pools of cells of kv_width. Others take None for these."""
     OUTS: gl.constexpr = BLOCK_N // 2 if EPILOGUE == PAIR else BLOCK_N
     SPLIT: gl.constexpr = CHUNKS if EPILOGUE == PARTS else 1
-    ASIDE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_M, OUTS // 2], DTYPE)
+    WIDTH: gl.constexpr = angles_desc.block_type.shape[1] if EPILOGUE == TURNED else OUTS // 2
+    ASIDE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_M, WIDTH], DTYPE)
     x_ring = gl.allocate_shared_memory(DTYPE, [SLOTS, BLOCK_M, BLOCK_K], x_desc.layout)
     w_ring = gl.allocate_shared_memory(DTYPE, [SLOTS, BLOCK_N, BLOCK_K], w_desc.layout)
-    aside = gl.allocate_shared_memory(DTYPE, [2, 8 if EPILOGUE == PARTS else BLOCK_M, OUTS // 2], ASIDE)
+    aside = gl.allocate_shared_memory(DTYPE, [2, 8 if EPILOGUE == PARTS else BLOCK_M, WIDTH], ASIDE)
     ready = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(SLOTS):
@@ -300,7 +303,7 @@ def wide_product(
     """As `gemm_triton.product`, without bias, rows, counts and the epilogue "float". Raises RuntimeError where the card
     or the dtype has no such products; its torch twin is `gemm_triton.plain_product`.
 
-    With the epilogue "turned", `turned` says what becomes of a QKV product that `turned_triton.can_turn` allows, and
+    With the epilogue "turned", `turned` says what becomes of a QKV product that `ladder.can_turn` allows, and
     the result is its q; the twin is that product and `rope_kv_triton.rope_kv`.
     """
     if not multiplies_in_groups(x.device) or x.dtype not in (torch.bfloat16, torch.float16):
@@ -327,6 +330,7 @@ def wide_product(
         angles, pool, head = turned.places.angles, turned.k_pool, turned.k_pool.shape[3]
         assert epilogue == "turned" and out.is_contiguous() and len(turned.places.cells) == m, (epilogue, out.shape, m)
         described_angles = described(angles.view(2 * m, head), config.block_m // 2, head)
+        whole, cut = (whole, cut) if outs > head else (units, 0)
         shift = turned.layer * pool.shape[1]
         extra = described_angles, pool, turned.v_pool, turned.places.cells, pool.shape[2] * head, shift
     wide_kernel[(min(multiprocessors(x.device), max(whole, cut)),)](

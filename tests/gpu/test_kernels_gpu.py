@@ -83,17 +83,25 @@ def test_prompts_of_a_hopper_card_have_the_bits_of_the_kernel_for_all(
     assert hopper_prompt_holds(heads, kv_heads, width, page_tokens, torch.bfloat16, device)
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(16, 16, 128), (48, 8, 128), (4, 2, 64)])
-def test_products_of_a_hopper_card_may_turn_their_rows(heads: int, kv_heads: int, width: int) -> None:
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(16, 16, 128), (6, 2, 128), (5, 3, 128), (4, 2, 64)])
+def test_products_that_turn_their_rows_leave_the_bits_of_a_launch_behind_them(
+    heads: int, kv_heads: int, width: int
+) -> None:
     import torch
 
+    from epicycle.engine.kernels.ladder import TURNED, Product, can_turn
     from epicycle.engine.kernels.triton_common import multiplies_in_groups
-    from epicycle.engine.kernels.turned_check import turned_config
+    from epicycle.engine.kernels.turned_check import Heads, is_equal
 
     device = torch.device("cuda", torch.cuda.current_device())
     if not multiplies_in_groups(device):
         pytest.skip("this card isn't a Hopper")
-    assert turned_config(heads, kv_heads, width, 16, torch.bfloat16, device) is not None
+    qkv = Product("qkv", (heads + 2 * kv_heads) * width, 1024)
+    configs = [config for config in TURNED if can_turn(config, qkv, heads, kv_heads, width)]
+    assert configs
+    for config in configs:
+        for rows in (1, 130, 1000):
+            assert is_equal(config, qkv, Heads(heads, kv_heads, width), rows, torch.bfloat16, device)
 
 
 def test_addresses_beyond_two_to_the_31st_element_are_right() -> None:

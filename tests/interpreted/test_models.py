@@ -11,7 +11,7 @@ from torch import Tensor
 
 from epicycle.engine import paged_attention
 from epicycle.engine.frame import Frame, FrameAttention, PlainAttention
-from epicycle.engine.kernels.ladder import LIBRARY, GemmConfig
+from epicycle.engine.kernels.ladder import TURNED, GemmConfig
 from epicycle.engine.kernels.ops import Ops
 from epicycle.engine.kernels.plain import PlainOps
 from epicycle.engine.kernels.rope_kv_triton import Turning
@@ -143,21 +143,21 @@ def test_fused_ends_have_the_bits_of_the_model_s_and_leave_out_rows_beyond_the_c
 class _TurningOps(TritonOps):
     """Whose QKV products turn their rows, as on a card that has such products."""
 
-    def turns(self, weight: Tensor, rows: int, config: GemmConfig) -> bool:
-        return True
+    def find_turned(self, weight: Tensor, rows: int) -> GemmConfig | None:
+        return TURNED[0]
 
-    def turn(self, x: Tensor, weight: Tensor, config: GemmConfig, turned: TurnedRows) -> None:
+    def turn(self, x: Tensor, weight: Tensor, config: GemmConfig, turned: TurnedRows) -> Tensor:
         plain_turned(self.product(x, weight), turned)
+        return turned.q
 
 
 def test_products_that_turn_their_rows_leave_what_a_launch_behind_them_does() -> None:
     spec, found = spec_of(MODELS["ouro"][0]), []
-    for ops, config in ((TritonOps(), None), (_TurningOps(), LIBRARY)):
+    for ops in (TritonOps(), _TurningOps()):
         model = OuroModel(spec, lively_weights(spec), ops)
         loop, pool, states = fuse(model, ops), make_pool(spec), []
         assert loop is not None
         attention = PagedAttention(pool, TABLE, spec.heads, decode_rows=2, prompt_rows=32, turns_pairs=False)
-        attention.turned = config
         for rows in (PROMPTS, MIXED):
             tokens = (7 * rows.positions + rows.slots) % spec.vocab_size
             state, _ = loop(model.prelude(tokens, attention.rows(rows)), attention.rows(rows))

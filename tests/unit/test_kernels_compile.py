@@ -33,8 +33,10 @@ from epicycle.engine.kernels.ladder import (
     MOST_EARLY_BYTES,
     MOST_WIDE_BYTES,
     STEPS,
+    TURNED,
     GemmConfig,
     Product,
+    can_turn,
     candidates,
     chunk_length,
 )
@@ -98,7 +100,7 @@ def tile(config: GemmConfig, epilogue: str, chunks: int, path: Path) -> Compiled
     return compiled(gemm_triton.tile_kernel, arguments, {**constants, "DTYPE": tl.bfloat16}, path, **launch)
 
 
-def wide(config: GemmConfig, epilogue: str, chunks: int, path: Path) -> Compiled:
+def wide(config: GemmConfig, epilogue: str, chunks: int, path: Path, head: int = 128) -> Compiled:
     m, n, k = config.block_m, config.block_n // (2 if epilogue == "pair" else 1), config.block_k
     shapes = {"x_desc": (m, k), "w_desc": (n // 2, k), "y": (m // 2, n // 2)}
     layouts = {name: gl.NVMMASharedLayout.get_default_for(list(shape), gl.bfloat16) for name, shape in shapes.items()}
@@ -106,14 +108,14 @@ def wide(config: GemmConfig, epilogue: str, chunks: int, path: Path) -> Compiled
     if epilogue in ("parts", "turned"):
         arguments["y"] = F if epilogue == "parts" else H
     if epilogue == "turned":
-        arguments |= {"angles_desc": f"tensordesc<bf16[{m // 2}, {n // 2}],{layouts['y']!r}>", "cells": L}
+        layout = gl.NVMMASharedLayout.get_default_for([m // 2, head], gl.bfloat16)
+        arguments |= {"angles_desc": f"tensordesc<bf16[{m // 2}, {head}],{layout!r}>", "cells": L}
         arguments |= {"k_pool": H, "v_pool": H, "kv_width16": N, "shift": N}
     arguments |= dict.fromkeys(("M", "N16", "steps", "whole", "cut", "y_stride16", "part_stride16"), N)
     constants = {"BLOCK_M": m, "BLOCK_N": config.block_n, "BLOCK_K": k, "GROUP_M": config.group_m}
     constants |= {"SLOTS": config.stages, "CHUNKS": chunks, "EPILOGUE": wide_triton.EPILOGUES[epilogue]}
-    constants |= (
-        dict.fromkeys(("angles_desc", "k_pool", "v_pool", "cells", "kv_width", "shift")) if epilogue != "turned" else {}
-    )
+    if epilogue != "turned":
+        constants |= dict.fromkeys(("angles_desc", "k_pool", "v_pool", "cells", "kv_width", "shift"))
     return compiled(wide_triton.wide_kernel, arguments, {**constants, "DTYPE": tl.bfloat16}, path, num_warps=4)
 
 
@@ -172,12 +174,12 @@ def test_products_of_many_rows_use_warp_group_products_and_the_tensor_copy_engin
         assert instruction in found.sass
 
 
-@pytest.mark.parametrize(("epilogue", "chunks"), [("plain", 1), ("plain", 4), ("pair", 1), ("parts", 4), ("turned", 1)])
+@pytest.mark.parametrize(("epilogue", "chunks"), [("plain", 1), ("plain", 4), ("pair", 1), ("parts", 4)])
 def test_wide_tiles_keep_everything_in_registers_and_wait_for_no_product_alone(
     epilogue: str, chunks: int, tmp_path: Path
 ) -> None:
     kernel = "wide-parts" if epilogue == "parts" else "wide"
-    product = Product("any", 2048, 5632, "pair" if epilogue == "pair" else "plain", chunks)
+    product = Product("any", 2048, 5632, "plain" if epilogue == "parts" else epilogue, chunks)
     configs = {config for step in STEPS for config in candidates(product, step) if config.kernel == kernel}
     assert configs
     for config in configs:
@@ -187,7 +189,22 @@ def test_wide_tiles_keep_everything_in_registers_and_wait_for_no_product_alone(
         assert {"UTMALDG", "USETMAXREG"} <= set(re.findall(r"UTMALDG|USETMAXREG", found.sass))
         products = re.findall(rf"HGMMA\.64x{config.block_n}x16\S* [^;]*", found.sass)
         assert len(products) == config.block_k // 16 * sum("gsb0" in line for line in products) > 0  # once a step
-        assert ("STG.E.128" in found.sass) == (epilogue == "turned")  # 16 bytes a thread of a page's row
+
+
+@pytest.mark.parametrize("head", [64, 128])
+def test_products_that_turn_their_rows_keep_everything_in_registers_and_store_lines(head: int, tmp_path: Path) -> None:
+    configs = [config for config in TURNED if can_turn(config, Product("qkv", 48 * head, 2048), 16, 16, head)]
+    assert configs
+    for config in configs:
+        found = wide(config, "turned", 1, tmp_path, head)
+        assert (0, 0) == (found.stack_bytes, found.spills)
+        assert MOST_WIDE_BYTES + 1024 >= found.shared_bytes
+        tiles = [config.block_n] if config.block_n == head else [config.block_n, config.block_n // 2]
+        products = {width: re.findall(rf"HGMMA\.64x{width}x16\S* [^;]*", found.sass) for width in tiles}
+        for lines in products.values():
+            assert len(lines) == config.block_k // 16 * sum("gsb0" in line for line in lines) > 0  # one wait a step
+        stores = re.findall(r"STG\.E\.(\d+)", found.sass)
+        assert {"128"} == set(stores) and 2 * sum(tiles) // 16 == len(stores)  # of 64 rows, by each of two groups
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from epicycle.engine.kernels.bench.rows import PAGE_TOKENS, decode_batch, make_pool, make_turning, prompt_batch
-from epicycle.engine.kernels.bench.shapes import Shape
+from epicycle.engine.kernels.bench.shapes import Shape, turning_configs
 from epicycle.engine.kernels.bench.timing import random_weights
 from epicycle.engine.kernels.decode_attention_triton import decode_attention, plain_decode_attention
 from epicycle.engine.kernels.gemm_triton import added_parts, plain_product, run_product
@@ -23,8 +23,7 @@ from epicycle.engine.kernels.plain import PlainOps
 from epicycle.engine.kernels.prompt_attention_triton import PromptConfig, plain_prompt_attention, prompt_attention
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, plain_rope_kv, rope_kv
 from epicycle.engine.kernels.triton_common import multiplies_in_groups, starts_early
-from epicycle.engine.kernels.turned_check import is_equal
-from epicycle.engine.kernels.turned_triton import turning_config
+from epicycle.engine.kernels.turned_check import Heads, is_equal
 
 Report = dict[str, object]
 ROW_COUNTS = (1, 2, 16, 17, 32, 64, 96, 128, 256, 384, 512, 1024, 2048)
@@ -168,13 +167,16 @@ def check_decode(shape: Shape, run: int) -> Report:
 
 def check_turned(shape: Shape) -> Report:
     """QKV products that turn their rows and write them, against the product and the launch behind it."""
-    at = shape.heads, shape.kv_heads, shape.head_dim, PAGE_TOKENS
-    config, device = turning_config(shape.head_dim), torch.device("cuda")
-    if config is None or shape.pairs or not multiplies_in_groups(device):
-        return {"ok": True, "turned": False}
-    counts = (1, 63, 128, 130, 512, 1000, 2048, 2064)
-    differs = [n for n in counts if not is_equal(config, at, shape.hidden, n, torch.bfloat16, device)]
-    return {"ok": not differs, "differs": differs, "turned": True}
+    device = torch.device("cuda", torch.cuda.current_device())
+    heads = Heads(shape.heads, shape.kv_heads, shape.head_dim)
+    configs = turning_configs(shape) if multiplies_in_groups(device) else []
+    differs = [
+        (config.key, rows)
+        for config in configs
+        for rows in (*ROW_COUNTS, 63, 130, 1000, 2064)
+        if not is_equal(config, shape.qkv, heads, rows, torch.bfloat16, device)
+    ]
+    return {"ok": not differs, "differs": differs, "configs": len(configs)}
 
 
 def _bits(values: Tensor) -> Tensor:

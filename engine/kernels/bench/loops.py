@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from epicycle.engine.kernels.bench.rows import DecodeBatch, Pool
+from epicycle.engine.kernels.bench.rows import PAGE_TOKENS, DecodeBatch, Pool
 from epicycle.engine.kernels.bench.shapes import Shape
 from epicycle.engine.kernels.bench.timing import random_weights
 from epicycle.engine.kernels.decode_attention_triton import DecodeConfig, decode_attention
@@ -23,10 +23,13 @@ from epicycle.engine.kernels.norm_triton import gate_logit, norm, norm_after
 from epicycle.engine.kernels.prompt_attention_triton import PromptChunks, prompt_attention
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning, rope_kv
 from epicycle.engine.kernels.triton_common import starts_early
+from epicycle.engine.kernels.turned_triton import TurnedRows, find_places
+from epicycle.engine.kernels.wide_triton import wide_product
 
 EPS = 1e-6
 Pick = Callable[[Product, int], GemmConfig]
 Attend = Callable[[Tensor, int], Tensor]  # the QKV product and the layer
+Turn = Callable[[Tensor, Tensor, int], Tensor]  # x, a QKV weight and the layer, to q for `attend`
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +62,10 @@ class Core:
 
 
 class Loop:
-    """One loop over `rows` rows; `pick` says how each product runs."""
+    """One loop over `rows` rows; `pick` says how each product runs, but for QKV with `turn`."""
 
-    def __init__(self, core: Core, rows: int, pick: Pick, attend: Attend) -> None:
-        self.core, self.shape, self.rows, self.attend = core, core.shape, rows, attend
+    def __init__(self, core: Core, rows: int, pick: Pick, attend: Attend, turn: Turn | None = None) -> None:
+        self.core, self.shape, self.rows, self.attend, self.turn = core, core.shape, rows, attend, turn
         self.pick = pick
         width = self.shape.hidden * (2 if self.shape.pairs else 1)
         self.state = torch.randn(rows, width, dtype=torch.bfloat16, device="cuda")
@@ -104,7 +107,8 @@ class Loop:
         before: Tensor | None = None if shape.pairs else self.core.final_norm
         if following is not None:
             before = following.norms[0]
-        mixed = self.attend(self._run(shape.qkv, x, layer.qkv), index)
+        qkv = self._run(shape.qkv, x, layer.qkv) if self.turn is None else self.turn(x, layer.qkv, index)
+        mixed = self.attend(qkv, index)
         a = self._run(shape.out, mixed, layer.out)
         norm_after(shape.norm_stage, a, h, norms[1], norms[2], EPS, h_out=h, x_out=x)
         active = self._run(shape.gate_up, x, layer.gate_up)
@@ -152,16 +156,31 @@ def separate_decode(shape: Shape, pool: Pool, batch: DecodeBatch, turning: Turni
 
 
 def prompt(
-    shape: Shape, pool: Pool, rows: RowAddresses, chunks: PromptChunks, turning: Turning, *, is_hopper: bool
+    shape: Shape, pool: Pool, rows: RowAddresses, chunks: PromptChunks, turning: Turning | None, *, is_hopper: bool
 ) -> Attend:
-    """Packed prompt chunks."""
+    """Packed prompt chunks; of q that has turned, without `turning`."""
     kernel = hopper_prompt_attention if is_hopper else prompt_attention
     count = rows.slots.shape[0]
     q, out = (torch.empty(count, shape.heads * shape.head_dim, dtype=torch.bfloat16, device="cuda") for _ in range(2))
 
     def attend(qkv: Tensor, layer: int) -> Tensor:
         at = layer % pool.slots_per_page
-        rope_kv(qkv, shape.heads, turning, rows, pool.k, pool.v, at, out=q)
-        return kernel(q, shape.heads, rows, chunks, pool.k, pool.v, at, out=out)
+        turned = qkv if turning is None else rope_kv(qkv, shape.heads, turning, rows, pool.k, pool.v, at, out=q)
+        return kernel(turned, shape.heads, rows, chunks, pool.k, pool.v, at, out=out)
 
     return attend
+
+
+def turn_inside(shape: Shape, pool: Pool, rows: RowAddresses, turning: Turning, config: GemmConfig) -> Turn:
+    """QKV products that turn their rows themselves; what a loop's layers share is made by its first."""
+    q = torch.empty(len(rows.slots), shape.heads * shape.head_dim, dtype=torch.bfloat16, device="cuda")
+    places = find_places(rows, turning, PAGE_TOKENS)
+
+    def turn(x: Tensor, weight: Tensor, layer: int) -> Tensor:
+        nonlocal places
+        if layer == 0:
+            places = find_places(rows, turning, PAGE_TOKENS)
+        at = layer % pool.slots_per_page
+        return wide_product(x, weight, config, "turned", 1, None, TurnedRows(q, pool.k, pool.v, places, at))
+
+    return turn

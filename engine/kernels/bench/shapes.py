@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from epicycle.engine.kernels.ladder import Product, canonical_chunks
+from epicycle.engine.kernels.ladder import TURNED, GemmConfig, Product, can_turn, canonical_chunks
 
 BANDWIDTH_TB_S = 4.2  # measured ceilings of one H200; the run measures them again and prints both
 MATMUL_TFLOP_S = 755.0
@@ -73,6 +73,12 @@ class Shape:
 OURO = Shape("ouro", 2048, 16, 16, 128, 5632, 49152, 24, 4, False, "sandwich")
 HUGINN = Shape("huginn", 5280, 55, 55, 96, 17920, 65536, 4, 32, True, "sum")
 SHAPES = {shape.name: shape for shape in (OURO, HUGINN)}
+
+
+def turning_configs(shape: Shape) -> list[GemmConfig]:
+    """How its QKV products may run that turn their rows themselves."""
+    heads = shape.heads, shape.kv_heads, shape.head_dim
+    return [config for config in TURNED if not shape.pairs and can_turn(config, shape.qkv, *heads)]
 
 
 def product_floor_us(product: Product, rows: int) -> float:

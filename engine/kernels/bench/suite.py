@@ -25,9 +25,18 @@ from epicycle.engine.kernels.bench.loops import (
     no_attention,
     prompt,
     separate_decode,
+    turn_inside,
 )
 from epicycle.engine.kernels.bench.rows import PAGE_TOKENS, decode_batch, make_pool, make_turning, prompt_batch
-from epicycle.engine.kernels.bench.shapes import HUGINN, OURO, SHAPES, Shape, layer_floor_us, product_floor_us
+from epicycle.engine.kernels.bench.shapes import (
+    HUGINN,
+    OURO,
+    SHAPES,
+    Shape,
+    layer_floor_us,
+    product_floor_us,
+    turning_configs,
+)
 from epicycle.engine.kernels.bench.timing import ceilings, copies_of, graph_us, random_weights
 from epicycle.engine.kernels.decode_attention_triton import DecodeConfig, decode_attention, default_config
 from epicycle.engine.kernels.gemm_triton import run_product, stored_as
@@ -213,6 +222,10 @@ class Bench:
                 Loop(core, count, self.pick, prompt(shape, pool, at, chunks, turning, is_hopper=is_hopper)),
                 floor,
             )
+            for config in turning_configs(shape) if is_hopper else ():
+                form, turn = f"{name} {config.key}", turn_inside(shape, pool, at, turning, config)
+                attend = prompt(shape, pool, at, chunks, None, is_hopper=True)
+                found[form] = self._time_loop(form, Loop(core, count, self.pick, attend, turn), floor)
         return found
 
     def _time_loop(self, name: str, loop: Loop, floor_us: float) -> float:
