@@ -33,7 +33,7 @@ from epicycle.engine.kernels.triton_common import TL_DTYPES, empty_product, mult
 from epicycle.engine.kernels.turned_triton import TurnedRows, load_angles, store_turned
 
 EPILOGUES = {"plain": 0, "pair": 2, "parts": 3, "turned": 4}
-PLAIN, PAIR, PARTS, TURNED = (gl.constexpr(number) for number in EPILOGUES.values())
+PLAIN, PAIR, PARTS, TURNED = (gl.constexpr(EPILOGUES[name]) for name in ("plain", "pair", "parts", "turned"))
 MULTIPLYING_REGISTERS, COPYING_REGISTERS = gl.constexpr(232), gl.constexpr(40)  # of a thread; 504 for all three roles
 
 

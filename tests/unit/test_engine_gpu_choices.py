@@ -7,7 +7,8 @@ import torch
 
 gpu = pytest.importorskip("epicycle.engine.gpu", reason="needs Triton")
 
-from epicycle.engine.kernels.ladder import Choices, Product, sure  # noqa: E402
+from epicycle.engine.kernels.ladder import TURNED, Choices, GemmConfig, Product, sure  # noqa: E402
+from tests.fakes.tiny_models import OURO, spec_of  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -48,3 +49,21 @@ def test_another_dtype_is_checked_anew(checked: list[tuple[str, int]]) -> None:
     for dtype in (torch.bfloat16, torch.float16):
         gpu._choices([product], [1], dtype, CPU, keeps_bits=True)
     assert [("one", 1)] * 2 == checked
+
+
+def test_products_turn_their_rows_at_the_steps_where_that_was_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = spec_of(OURO)
+    qkv = gpu.products_of(spec)[0]
+    apart = GemmConfig("wide", 128, 256, 64, 8, 3)
+
+    def turned_config(
+        product: Product, config: GemmConfig, heads: object, rows: int, dtype: torch.dtype, device: torch.device
+    ) -> GemmConfig | None:
+        assert (qkv, apart if rows == 2048 else sure(qkv)) == (product, config)
+        return TURNED[0] if rows == 2048 else None
+
+    monkeypatch.setattr(gpu, "turned_config", turned_config)
+    choices = Choices({(qkv.name, 2048): apart})
+    choices.turned = gpu._turned(spec, choices, [512, 2048], torch.bfloat16, CPU)
+    assert [None, TURNED[0], TURNED[0], None] == [choices.find_turned(qkv, rows) for rows in (1024, 1025, 2048, 2049)]
+    assert apart == choices.find(qkv, 2048)

@@ -8,8 +8,10 @@ from epicycle.engine.kernels.ladder import (
     EXACT,
     LIBRARY,
     STEPS,
+    TURNED,
     GemmConfig,
     Product,
+    can_turn,
     candidates,
     canonical_chunks,
     choose,
@@ -125,6 +127,19 @@ def test_two_accumulators_fit_the_register_file() -> None:
     pair = Product("pair", 5632, 2048, "pair")
     tiles = [config for step in STEPS for config in candidates(pair, step) if config.kernel in ("stream", "tile")]
     assert all(2 * config.block_m * config.block_n <= 128 * 32 * config.warps for config in tiles)
+
+
+def test_tiles_that_turn_hold_whole_heads_and_more_steps_than_the_ring_has_slots() -> None:
+    def found(heads: int, kv_heads: int, width: int, inputs: int = 2048, chunks: int = 1) -> set[str]:
+        qkv = Product("qkv", (heads + 2 * kv_heads) * width, inputs, chunks=chunks)
+        return {config.key for config in TURNED if can_turn(config, qkv, heads, kv_heads, width)}
+
+    pair, one = "turned-128x256x64-w8s3", "turned-128x128x64-w8s5"
+    assert {pair, one} == found(16, 16, 128)
+    assert {one} == found(5, 3, 128)
+    assert {one, "turned-128x128x64-w8s6"} == found(4, 2, 64)
+    assert {pair} == found(4, 4, 128, inputs=256)
+    assert set() == found(55, 55, 96) == found(16, 16, 128, chunks=4) == found(5, 3, 64)
 
 
 def test_wide_tiles_are_for_many_rows_and_their_rings_fill_shared_memory() -> None:
