@@ -22,7 +22,8 @@ from epicycle.engine.kernels.triton_common import TL_DTYPES, next_power, pages_o
 from epicycle.engine.kernels.work_triton import WorkList
 
 QUERY_TILE = 64  # rows of one work item, where that suits few rows as well
-TILE = 64  # positions of one step of the online softmax
+TILE = 128  # positions of one step of the online softmax
+LEEWAY = tl.constexpr(8.0)  # by so much, in powers of two, may a weight exceed 1 before the others are scaled anew
 
 
 @triton.jit
@@ -35,6 +36,19 @@ def _pages(table_at, start, end, BLOCK_T: tl.constexpr, PAGE_TOKENS: tl.constexp
 
 
 @triton.jit
+def _lane_sums(weights):
+    """[Q, 4] sums of a tile's weights [Q, a power of two]: columns (2 i, 2 i + 1) of the same i modulo 4, neighbours
+    first, then halves. Matrix units leave those to one thread, so nothing goes from one to another until the end."""
+    even, odd = tl.split(tl.reshape(weights, (weights.shape[0], weights.shape[1] // 2, 2)))
+    sums = even + odd
+    for _ in tl.static_range(5):
+        if sums.shape[1] > 4:
+            low, high = tl.split(tl.permute(tl.reshape(sums, (sums.shape[0], 2, sums.shape[1] // 2)), (0, 2, 1)))
+            sums = low + high
+    return sums
+
+
+@triton.jit
 def _step(
     q, top, total, mixed, page, k_pool_ptr, v_pool_ptr, place, slots_per_page, kv_head, start, end, asked, scale,
     CELL: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr,
@@ -43,8 +57,8 @@ def _step(
     """One KV tile, in the pages `page` [BLOCK_T]. Without MASKED every query sees every key of it. Both forms compute
     the same bits: fused multiply-adds are written out so that the compiler can't choose differently.
 
-    The tile's own sum of values is added to what was mixed before, not built on it: while products of two tiles shared
-    an accumulator, the assembler made every product wait for the one before."""
+    Values are added to those of the tiles before in the matrix unit, to which a weight of 0 adds nothing at all. A
+    row's top follows its scores only where they exceed it by LEEWAY: most tiles leave what was mixed as it is."""
     lane = tl.arange(0, BLOCK_D)
     key = start + tl.arange(0, BLOCK_T)
     held = key < end
@@ -63,12 +77,13 @@ def _step(
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
     if MASKED:
         scores = tl.where(key[None, :] <= asked[:, None], scores, float("-inf"))
-    new_top = tl.maximum(top, tl.max(scores, axis=1) * scale)
+    most = tl.max(scores, axis=1) * scale
+    new_top = tl.where(most > top + LEEWAY, most, top)
     weights = tl.exp2(tl.fma(scores, tl.zeros_like(scores) + scale, tl.zeros_like(scores) - new_top[:, None]))
     fade = tl.exp2(top - new_top)
-    total = tl.fma(total, fade, tl.sum(weights, axis=1))
-    fresh = tl.dot(weights.to(DTYPE), v, input_precision="ieee")
-    mixed = tl.fma(mixed, tl.zeros_like(mixed) + fade[:, None], fresh)
+    sums = _lane_sums(weights)
+    total = tl.fma(total, tl.zeros_like(sums) + fade[:, None], sums)
+    mixed = tl.dot(weights.to(DTYPE), v, mixed * fade[:, None], input_precision="ieee")
     return new_top, total, mixed
 
 
@@ -104,7 +119,7 @@ def prompt_kernel(
     mask = (query < live)[:, None] & (lane < HEAD_DIM)[None, :]
     q = tl.load(q_ptr + at * q_stride + head * HEAD_DIM + lane[None, :], mask=mask, other=0.0)
     top = tl.full((BLOCK_Q,), float("-inf"), tl.float32)
-    total = tl.zeros((BLOCK_Q,), tl.float32)
+    total = tl.zeros((BLOCK_Q, 4), tl.float32)
     mixed = tl.zeros((BLOCK_Q, BLOCK_D), tl.float32)
     open_end = (position + 1) // BLOCK_T * BLOCK_T
     table_at = page_table_ptr + slot.to(tl.int64) * table_stride
@@ -124,7 +139,9 @@ def prompt_kernel(
             scale, KV_HEADS * HEAD_DIM, HEAD_DIM, BLOCK_D, BLOCK_T, PAGE_TOKENS, DTYPE, True,
         )  # fmt: skip
         page = coming
-    share = (mixed / total[:, None]).to(DTYPE)
+    low, high = tl.split(tl.permute(tl.reshape(total, (BLOCK_Q, 2, 2)), (0, 2, 1)))
+    total = tl.sum(low + high, axis=1)
+    share = (mixed * (1.0 / total)[:, None]).to(DTYPE)
     tl.store(out_ptr + at * out_stride + head * HEAD_DIM + lane[None, :], share, mask=mask)
 
 
@@ -156,7 +173,7 @@ class PromptConfig:
     """How to run it; bits don't depend on any of these."""
 
     warps: int = 4
-    stages: int = 3
+    stages: int = 2
 
 
 def prompt_attention(

@@ -121,7 +121,7 @@ def test_prompt_attention_for_hopper_brings_kv_by_itself_and_waits_for_few_produ
     names = ("items_ptr", "total_ptr", "firsts_ptr", "counts_ptr", "plane_slots_ptr", "taken_ptr")
     arguments |= dict.fromkeys(names, I) | ROWS
     constants = {"HEADS": heads, "KV_HEADS": kv_heads, "HEAD_DIM": width, "LANES_0": lanes_0, "LANES_1": lanes_1}
-    constants |= {"GROUPS": groups, "STAGES": kernel.STAGES, "PAGE_TOKENS": 16, "DTYPE": tl.bfloat16, "SCALE": 0.125}
+    constants |= {"GROUPS": groups, "PAGE_TOKENS": 16, "DTYPE": tl.bfloat16, "SCALE": 0.125}
     found = compiled(kernel.hopper_prompt_kernel, arguments, constants, tmp_path, num_warps=4, maxnreg=kernel.REGISTERS)
     assert found.shared_bytes <= 227 * 1024
     assert "UTMALDG" in found.sass
