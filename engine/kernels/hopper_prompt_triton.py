@@ -208,7 +208,6 @@ def _attend(
         q1 = q0
         if LANES_1:
             q1 = q_tile1.index(WHICH).load(LEFT)
-        mbarrier.arrive(q_empty, count=1)
         asked = begin + gl.arange(0, 64, layout=gl.SliceLayout(1, MMA))
         inside = gl.arange(0, TILE, layout=gl.SliceLayout(0, MMA))
         zero = gl.zeros([64, TILE], gl.float32, layout=MMA)
@@ -225,6 +224,8 @@ def _attend(
         if GROUPS == 2:
             mbarrier.arrive(turns.index(1 - WHICH), count=1)
         scores = warpgroup_mma_wait(0, [scores])
+        # Not before: a barrier doesn't wait for loads under way, and where jobs are short the next q comes at once.
+        mbarrier.arrive(q_empty, count=1)
         mbarrier.arrive(done.index(K_SLOTS * WHICH + slot), count=1)
         weights, top, total, fade = _soften(scores, top, total, inside, asked, SCALE, True)
         weights = gl.convert_layout(_packed(weights, v0.dtype), LEFT_0)
