@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -126,3 +127,6 @@ def test_prompt_attention_for_hopper_brings_kv_by_itself_and_waits_for_few_produ
     assert found.shared_bytes <= 227 * 1024
     assert "UTMALDG" in found.sass
     assert 4 * found.sass.count("WARPGROUP.DEPBAR") < found.sass.count("HGMMA")
+    # A barrier doesn't wait for loads under way: q's place is given up behind the first products of it.
+    for loads in re.findall(r"LDSM(?:(?!LDSM).)*?HGMMA", found.sass, flags=re.DOTALL):
+        assert "SYNCS.ARRIVE" not in loads
