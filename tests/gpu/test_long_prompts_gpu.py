@@ -26,12 +26,11 @@ TIMES = 8
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    options = EngineConfig(model="ouro-1.4b", weights="random", device="cuda", slots=24, context_tokens=4096)
     free_bytes = torch.cuda.mem_get_info()[0]
     if free_bytes < 24 << 30:
         pytest.skip(f"{free_bytes >> 30} GiB of GPU memory are free, 24 are needed")
-    options.kv_memory_bytes = 14 << 30
-    yield Engine.load(options)
+    sizes = {"slots": 24, "context_tokens": 4096, "kv_memory_bytes": 14 << 30}
+    yield Engine.load(EngineConfig(model="ouro-1.4b", weights="random", device="cuda", **sizes))  # type: ignore[arg-type]
     give_back_memory()
 
 
