@@ -67,7 +67,7 @@ def faulty(fault: Fault) -> Callable[[EngineConfig], Engine]:
     def load(options: EngineConfig) -> Engine:
         engine = Engine.load(options)
         make = engine.new_pump
-        engine.new_pump = lambda epoch: FaultyPump(make(epoch), fault)  # type: ignore[method-assign, assignment, return-value]
+        engine.new_pump = lambda epoch, watch=None: FaultyPump(make(epoch), fault)  # type: ignore[method-assign, assignment, return-value]
         return engine
 
     return load
