@@ -27,6 +27,8 @@ def replicas() -> Iterator[LiveServer]:
 
 @pytest.fixture
 async def calls(replicas: LiveServer) -> AsyncIterator[Calls]:
+    series = {f'epicycle_generation_tokens_total{{executor="{name}"}}' for name in NAMES}
+    await replicas.until(lambda: series <= set(replicas.metrics()), "both: a server answers as soon as one is up")
     async with Calls(replicas.base_url) as calls:
         yield calls
 
