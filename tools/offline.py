@@ -70,6 +70,7 @@ class Resident:
     table: list[int] = field(default_factory=list)  # its pages, `held_pages` of them
     has_prompt: bool = False
     saved_tokens: int = 0  # positions that hold anything, while it is saved
+    is_returning: bool = False  # it has been away, and nothing of it was heard since
 
 
 class Offline:
@@ -175,8 +176,12 @@ class Offline:
     def preempt(self, choose: Callable[[Sequence[int]], int]) -> None:
         """Take one resident off the device with the next step; `choose` picks one of the slots that may be taken.
 
-        It comes back as soon as there is room, before whoever waits.
+        It comes back as soon as there is room, before whoever waits. Nobody is taken while half of all residents are
+        on their way out or back: where copies are slow, rows would do little else.
         """
+        returning = sum(resident.is_returning for resident in self._residents.values())
+        if 2 * (len(self._leaving) + returning) > len(self._residents):
+            return
         slots = [slot for slot in self._residents if slot not in self._leaving]
         slots = [slot for slot in slots if self._residents[slot].held_pages <= self._snapshots.free_pages]
         if not slots:
@@ -213,6 +218,7 @@ class Offline:
         slot, request = self._free_slots.pop(), resident.request
         self._gens[slot] += 1
         resident.gen = self._gens[slot]
+        resident.is_returning = True
         self._residents[slot] = resident
         keys = self._keys(request)
         table = self.pool.claim(slot, resident.held_pages, keys, resident.saved_tokens // self._page_tokens)
@@ -270,7 +276,10 @@ class Offline:
     def _publish(self, report: StepReport) -> None:
         for slot, written in zip(unpack(I32, report.slots), unpack(I32, report.tokens), strict=True):
             resident = self._residents.get(slot)
-            if resident is not None and not resident.has_prompt and written >= len(resident.request.prompt):
+            if resident is None:
+                continue
+            resident.is_returning = False
+            if not resident.has_prompt and written >= len(resident.request.prompt):
                 resident.has_prompt = True
                 self.pool.publish(slot)
 
