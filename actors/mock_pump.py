@@ -14,6 +14,7 @@ import msgspec
 
 from epicycle.actors.mock_model import mock_capabilities, mock_depth, mock_key, mock_logprob, mock_token
 from epicycle.actors.mock_pages import MockPages
+from epicycle.actors.mock_row import MockRow
 from epicycle.actors.mock_shelf import MockShelf
 from epicycle.actors.ports import TransferPort
 from epicycle.transport.config import Config, TransferConfig
@@ -21,33 +22,9 @@ from epicycle.transport.tick_counters import TickCounters
 from epicycle.transport.token_columns import TokenColumns
 from epicycle.transport.wire.columns import F32, I32, pack, unpack, unpack_list
 from epicycle.transport.wire.control import Capabilities
-from epicycle.transport.wire.output import Fin, PrefixHit, PromptLogprobs, ToGateway
+from epicycle.transport.wire.output import POOL_WARNING, Fin, PrefixHit, PromptLogprobs, ToGateway
 from epicycle.transport.wire.plan import Drop, Evict, Grow, Join, Plan, Resume, StepReport
 from epicycle.transport.wire.request import LoopBounds, Sampling
-
-POOL_WARNING = (
-    "the KV pool ran dry: output ends early; serve with more KV memory (engine.kv_memory_bytes), with more host memory "
-    "to save requests in (engine.host_kv_bytes), or with fewer slots"
-)
-
-
-@dataclass
-class MockRow:
-    """A resident request. `written_tokens` counts KV positions; `outputs` the tokens sampled."""
-
-    join: Join
-    key: int
-    prompt_tokens: int
-    cached_tokens: int
-    stop_ids: frozenset[int]
-    limit_tokens: int
-    pages: int
-    prefill_ticks: int
-    written_tokens: int
-    joined_s: float
-    outputs: int = 0
-    is_final: bool = False
-    first_token_s: float = 0.0
 
 
 @dataclass

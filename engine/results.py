@@ -13,12 +13,7 @@ from epicycle.engine.flight import Launched
 from epicycle.engine.outbox import Outbox
 from epicycle.engine.route import Resident
 from epicycle.engine.tick import PromptScores, Samples, TickResult
-from epicycle.transport.wire.output import Fin
-
-POOL_WARNING = (
-    "the KV pool ran dry: output ends early; serve with more KV memory (engine.kv_memory_bytes), with more host memory "
-    "to save requests in (engine.host_kv_bytes), or with fewer slots"
-)
+from epicycle.transport.wire.output import POOL_WARNING, Fin
 
 
 class EndRequest(Protocol):

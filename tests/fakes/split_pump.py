@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from epicycle.actors.mock_pump import MockEngine, MockOutput, MockPump, MockRow
+from epicycle.actors.mock_pump import MockEngine, MockOutput, MockPump
+from epicycle.actors.mock_row import MockRow
 from epicycle.transport.wire.plan import Evict, Join
 from epicycle.transport.wire.transfer import TransferFailure
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from epicycle.actors.mock_pump import POOL_WARNING
+from epicycle.transport.wire.output import POOL_WARNING
 from tests.sim.world import World, expected_tokens, make_config
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from epicycle.actors.mock_pump import POOL_WARNING
+from epicycle.transport.wire.output import POOL_WARNING
 from epicycle.transport.wire.plan import Evict
 from tests.sim.world import World, expected_tokens, make_config
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from epicycle.engine.engine import Engine
-from epicycle.engine.results import POOL_WARNING
 from epicycle.transport.wire.columns import I32, U16, pack, unpack_list
+from epicycle.transport.wire.output import POOL_WARNING
 from epicycle.transport.wire.plan import Evict, Grow, Knobs, Plan
 from epicycle.transport.wire.request import LoopBounds, Sampling
 from tests.fakes.serving import EPOCH, Ask, Serving, floats, serve_all, serve_alone, tiny_engine, tiny_folder

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from epicycle.actors.mock_model import mock_capabilities, mock_key, mock_token
-from epicycle.actors.mock_pump import POOL_WARNING, MockEngine, MockPump
+from epicycle.actors.mock_pump import MockEngine, MockPump
 from epicycle.transport.wire.columns import I32, U16, pack, unpack, unpack_list
-from epicycle.transport.wire.output import Fin, TokenBatch
+from epicycle.transport.wire.output import POOL_WARNING, Fin, TokenBatch
 from epicycle.transport.wire.plan import Evict, Grow, Join, Plan
 from epicycle.transport.wire.request import LoopBounds, Sampling
 from tests.sim.world import make_config

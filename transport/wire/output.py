@@ -53,6 +53,12 @@ class PrefixHit(Wire, frozen=True, tag=23):
     tokens: int
 
 
+POOL_WARNING = (
+    "the KV pool ran dry: output ends early; serve with more KV memory (engine.kv_memory_bytes), with more host memory "
+    "to save requests in (engine.host_kv_bytes), or with fewer slots"
+)
+
+
 class Fin(Wire, frozen=True, tag=22):
     """Terminal: `rid` has ended at the executor after `tokens` outputs.
 
