@@ -238,7 +238,7 @@ class Control:
             pending=admission.waiting + scheduler.running,
             mailboxes=[actor.inbox.stat() for actor in (admission, scheduler, self.kv)],
             last_error=self.kv.last_error,
-            counters=counters(self.admission, self.scheduler, self.kv, self._verdicts.refused_sends),
+            counters=counters(self.admission, self.scheduler, self.kv, self._verdicts.refused_sends, self._roles),
         )
 
 

@@ -1,9 +1,12 @@
 """What control tells of serving with every beat: counters and gauges by the names of /metrics, without their prefix.
 
-Pure reading of the actors. Where there is one executor its series have no label `executor`; of several each has.
+Pure reading of the actors. Where there is to be one executor its series have no label `executor`; of several each has,
+also before it is up.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 from epicycle.actors.admission import Admission
 from epicycle.actors.kv import KvActor
@@ -12,9 +15,12 @@ from epicycle.actors.unit import Unit, UnitTotals
 from epicycle.transport.wire.plan import ROWS_PER_TICK_BOUNDS
 
 
-def counters(admission: Admission, scheduler: Scheduler, kv: KvActor, refused_verdicts: int) -> dict[str, float]:
+def counters(
+    admission: Admission, scheduler: Scheduler, kv: KvActor, refused_verdicts: int, configured: Collection[str]
+) -> dict[str, float]:
+    """`configured` names the executors that there are to be."""
     units = {unit.name: unit for unit in scheduler.units}
-    names = sorted(scheduler.totals)
+    names = sorted({*scheduler.totals, *configured})
     found: dict[str, float] = {
         'requests_waiting{reason="capacity"}': admission.waiting,
         'stale_messages_total{actor="control"}': admission.stale_messages + scheduler.stale_messages,
@@ -26,7 +32,7 @@ def counters(admission: Admission, scheduler: Scheduler, kv: KvActor, refused_ve
     if transfers.opened:
         found |= {"transfers_total": transfers.opened, "transfers_in_flight": transfers.in_flight}
     found |= {f'rejections_total{{code="{code}"}}': n for code, n in admission.rejections.items()}
-    for name in names or [""]:
+    for name in names:
         totals, unit = scheduler.totals.get(name, UnitTotals()), units.get(name)
         evicted = {
             "prefix_evicted_pages_total": totals.evicted_pages + (unit.leases.evicted_pages if unit else 0),

@@ -163,6 +163,13 @@ def test_series_of_several_executors_say_whose_they_are() -> None:
     assert "ticks_total" not in world.control.beat_facts().counters
 
 
+def test_an_executor_that_is_not_up_yet_has_its_series() -> None:
+    world = World(make_config(replicas=2), executor=False)
+    world.start_executor(1, "ex1")
+    assert 0 == world.counter('generation_tokens_total{executor="ex0"}')
+    assert [0, 64] == [world.counter(f'kv_pages{{executor="{name}",state="free"}}') for name in ("ex0", "ex1")]
+
+
 def test_counters_of_an_executor_outlive_it() -> None:
     world = make_world()
     world.finish(world.gateway.submit(max_tokens=4))

@@ -27,8 +27,11 @@ def replicas() -> Iterator[LiveServer]:
 
 @pytest.fixture
 async def calls(replicas: LiveServer) -> AsyncIterator[Calls]:
-    series = {f'epicycle_generation_tokens_total{{executor="{name}"}}' for name in NAMES}
-    await replicas.until(lambda: series <= set(replicas.metrics()), "both: a server answers as soon as one is up")
+    def are_up() -> bool:
+        metrics = replicas.metrics()
+        return all(metrics[f'epicycle_kv_pages{{executor="{name}",state="free"}}'] > 0 for name in NAMES)
+
+    await replicas.until(are_up, "both: a server answers as soon as one is up")
     async with Calls(replicas.base_url) as calls:
         yield calls
 
