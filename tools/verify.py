@@ -178,7 +178,7 @@ class Verifier:
     def _party(self, condition: Condition) -> Party:
         options = read_options({**asdict_options(self._options), **condition.options})
         seed = self._arguments.seed
-        company = make_company(self._facts, seed)
+        company = make_company(self._facts, seed, is_long=condition.is_long)
         if condition.is_split:
             prefill, decode = self._keeper.get_pair(options)
             return Party(decode, condition, company, seed, prefill)

@@ -24,6 +24,7 @@ class Condition:
     `is_warm`: prompts that begin as the trials' do have been served before, and their pages are shared.
     `is_split`: another engine computes the prompts, and their KV is handed over by `connector`.
     `is_preempted`: again and again somebody is saved on the host, at any loop, and goes on elsewhere.
+    `is_long`: company has prompts as long as the trials'.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -34,6 +35,7 @@ class Condition:
     is_split: bool = False
     connector: str = "copy"
     is_preempted: bool = False
+    is_long: bool = False
     needs_gpu: bool = False
 
 
@@ -41,6 +43,7 @@ CONDITIONS: dict[str, Condition] = {
     "8-concurrent": Condition(width=8),
     "64-concurrent": Condition(width=64),
     "slots-8": Condition(options={"slots": 8}, width=8),
+    "long-company": Condition(width=16, is_long=True),
     "staggered": Condition(is_staggered=True),
     "growing-leases": Condition(grow_tokens=1),
     "prefix-hits": Condition(is_warm=True),

@@ -44,12 +44,14 @@ def make_trials(facts: MixFacts, count: int, seed: int) -> list[Request]:
     return [_request(facts, rng, number, lengths[number], facts.outputs) for number in range(count)]
 
 
-def make_company(facts: MixFacts, seed: int) -> Iterator[Request]:
-    """Requests without end, for the rows beside the trials."""
+def make_company(facts: MixFacts, seed: int, *, is_long: bool = False) -> Iterator[Request]:
+    """Requests without end, for the rows beside the trials. Long ones have prompts as the trials do: pieces of many
+    prompts, of any length and anywhere in theirs, then share ticks."""
     rng = random.Random(f"company {seed}")
     number = 0
+    longest = facts.longest_prompt if is_long else min(COMPANY_PROMPT, facts.longest_prompt // 2)
     while True:
-        length = rng.randint(1, max(1, min(COMPANY_PROMPT, facts.longest_prompt // 2)))
+        length = rng.randint(1, max(1, longest))
         yield _request(facts, rng, number, length, min(facts.outputs, rng.randint(*COMPANY_OUTPUTS)))
         number += 1
 

@@ -61,6 +61,14 @@ def test_company_never_ends_and_differs_from_the_trials() -> None:
     assert make_trials(FACTS, 20, seed=1) != company
 
 
+def test_company_may_be_as_long_as_the_trials() -> None:
+    lengths = [
+        max(len(request.prompt) for request in islice(make_company(FACTS, seed=1, is_long=is_long), 40))
+        for is_long in (False, True)
+    ]
+    assert lengths[0] <= FACTS.longest_prompt // 2 < lengths[1] <= FACTS.longest_prompt
+
+
 def test_a_request_is_described_in_a_few_words() -> None:
     greedy, sampled, early = make_trials(FACTS, 3, seed=1)
     assert f"{len(greedy.prompt)} prompt tokens, greedy" == describe(greedy)
