@@ -93,7 +93,7 @@ def make_ops(
         between = [rows for rows in row_counts if rows not in STEPS and choices.find(product, rows) == LIBRARY]
         agree = _rows_that_agree(product, between, dtype, device) if keeps_bits else frozenset(between)
         choices.exact[product.name] = agree
-    if spec.model_type == "ouro":
+    if spec.model_type == "ouro":  # of fused loops the one that turns by halves and has no biases
         choices.turned = _turned(spec, choices, steps, dtype, device)
     if spec.has_costly_boundary:
         counted = [(product, choices.find_counted(product, step)) for product in products for step in steps]

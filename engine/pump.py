@@ -1,9 +1,9 @@
 """The tick pump: plans in, ticks, messages out.
 
 Owns the resident requests, their leases and their slots: it applies plans and launches ticks; `Results` turns what a
-tick did into tokens and ends. Ticks may be launched before earlier ones are complete; what they did is
-harvested in order once they are. Rows that ended meanwhile are inert on the device, and their slots are reported free
-only when the last tick that may touch them is complete. It must not know sockets, nor the tensors behind a tick.
+tick did into tokens and ends. Ticks may be launched before earlier ones are complete; what they did is harvested in
+order once they are. Rows that ended meanwhile are inert on the device, and their slots are reported free only when the
+last tick that may touch them is complete. It must not know sockets, nor the tensors behind a tick.
 """
 
 from __future__ import annotations

@@ -23,11 +23,11 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--part", choices=PARTS, action="append", help="run this alone, in this process")
     parser.add_argument("--warm", default="", help=argparse.SUPPRESS)
     options = parser.parse_args(words)
-    from epicycle.engine.kernels.bench import suite
+    from epicycle.engine.kernels.bench import suite, warm
 
     if options.warm:
         index, of = options.warm.split("/")
-        suite.warm(int(index), int(of))
+        warm.warm(int(index), int(of))
     elif options.part:
         suite.run_here(options.part, options.out, options.seconds)
     else:

@@ -78,8 +78,7 @@ class Offline:
 
     `grow_tokens` 0 leases a request's whole life when it joins; more leases its prompt and grows by so many positions.
     `prefix_cache` shares the full pages of prompts that begin alike, as the server does. `watch` as `Engine.new_pump`
-    has it. `on_end` is told of every
-    reply that has ended and of the pages that still hold its KV.
+    has it. `on_end` is told of every reply that has ended and of the pages that still hold its KV.
     """
 
     def __init__(
@@ -176,8 +175,8 @@ class Offline:
     def preempt(self, choose: Callable[[Sequence[int]], int]) -> None:
         """Take one resident off the device with the next step; `choose` picks one of the slots that may be taken.
 
-        It comes back as soon as there is room, before whoever waits. Nobody is taken while half of all residents are
-        on their way out or back: where copies are slow, rows would do little else.
+        It comes back as soon as there is room, before whoever waits. Nobody is taken while more than half of all
+        residents are on their way out or back: where copies are slow, rows would do little else.
         """
         returning = sum(resident.is_returning for resident in self._residents.values())
         if 2 * (len(self._leaving) + returning) > len(self._residents):

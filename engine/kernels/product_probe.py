@@ -53,14 +53,19 @@ class ProductProbe:
             self._held = None
             generator = torch.Generator(self._device).manual_seed(product.inputs)
             x, first = cancelling(product, self._most_rows, self._dtype, self._device, generator)
-            copies = min(32, COLD_BYTES // (first.numel() * first.element_size()) + 1)
-            weights = [first, *(first.clone() for _ in range(max(1, copies)))]
+            weights = cold_copies(first)
             expected = self._whole(run_product(product, x, first, sure(product)))
             self._held = product.name, x, weights, expected
         return self._held[1:]
 
     def _whole(self, y: Tensor) -> Tensor:
         return added_parts(y, self._dtype) if y.ndim == 3 else y
+
+
+def cold_copies(weight: Tensor) -> list[Tensor]:
+    """`weight` and as many copies as it takes for none to be in a cache when its turn comes again."""
+    copies = min(32, COLD_BYTES // (weight.numel() * weight.element_size()) + 1)
+    return [weight, *(weight.clone() for _ in range(copies))]
 
 
 def cancelling(

@@ -18,7 +18,7 @@ from epicycle.engine.kernels.norm_triton import gate_logit, norm
 from epicycle.engine.kernels.rope_kv_triton import rope
 from epicycle.engine.kernels.silu_triton import silu_mul
 from epicycle.engine.kernels.turned_triton import TurnedRows
-from epicycle.engine.kernels.wide_triton import wide_product
+from epicycle.engine.kernels.wide_triton import turn_product
 
 
 class TritonOps:
@@ -46,7 +46,7 @@ class TritonOps:
 
     def turn(self, x: Tensor, weight: Tensor, config: GemmConfig, turned: TurnedRows) -> Tensor:
         """A QKV product that turns its rows and writes them where they go; q."""
-        return wide_product(x, weight, config, "turned", 1, None, turned)
+        return turn_product(x, weight, config, turned)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         kind = kind_of(weight)

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from epicycle.engine.kernels.gemm_triton import run_product
 from epicycle.engine.kernels.ladder import TURNED, GemmConfig, Product, can_turn, sure
-from epicycle.engine.kernels.product_probe import COLD_BYTES, cancelling, graph_us
+from epicycle.engine.kernels.product_probe import cancelling, cold_copies, graph_us
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning, rope_kv
 from epicycle.engine.kernels.turned_triton import TurnedRows, find_places
-from epicycle.engine.kernels.wide_triton import wide_product
+from epicycle.engine.kernels.wide_triton import turn_product
 
 PAGE_TOKENS = 16
 REQUESTS = 8
@@ -57,9 +57,7 @@ def time_us(
     """Median time of product, rotation and KV write with weights that no cache holds; infinity where it's refused."""
     try:
         case = _Case(qkv, heads, rows, dtype, device)
-        copies = min(32, COLD_BYTES // (case.weight.numel() * case.weight.element_size()) + 1)
-        weights = [case.weight.clone() for _ in range(copies)]
-        return graph_us([partial(case.run, config, weight) for weight in weights])
+        return graph_us([partial(case.run, config, weight) for weight in cold_copies(case.weight)])
     except Exception:  # this card or this Triton refuses it: whatever the reason, it isn't chosen
         return float("inf")
 
@@ -94,9 +92,7 @@ class _Case:
 
     def run(self, config: GemmConfig, weight: Tensor) -> Tensor:
         if config.kernel == "turned":
-            return wide_product(
-                self.x, weight, config, "turned", 1, None, TurnedRows(self.q, self.k, self.v, self.places, 1)
-            )
+            return turn_product(self.x, weight, config, TurnedRows(self.q, self.k, self.v, self.places, 1))
         product = run_product(self.qkv, self.x, weight, config)
         return rope_kv(product, self.heads.heads, self.turning, self.rows, self.k, self.v, 1, out=self.q)
 

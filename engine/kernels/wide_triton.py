@@ -359,6 +359,11 @@ def wide_product(
     return out
 
 
+def turn_product(x: Tensor, weight: Tensor, config: GemmConfig, turned: TurnedRows) -> Tensor:
+    """A QKV product that turns its rows and writes them where they go; q."""
+    return wide_product(x, weight, config, "turned", 1, None, turned)
+
+
 def shared_out(units: int, programs: int) -> tuple[int, int]:
     """(units that stay whole, halves of the others): a last round that at most half of the programs have a unit for is
     cut in two."""

@@ -28,15 +28,20 @@ MODELS = [pytest.param(16, 16, 128, False, id="ouro"), pytest.param(55, 55, 96, 
 MODELS += [pytest.param(48, 8, 128, False, id="nanbeige")]
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "width", "pairs"), MODELS)
-def test_decode_attention_keeps_everything_in_registers(
-    heads: int, kv_heads: int, width: int, pairs: bool, tmp_path: Path
-) -> None:
+def decode_arguments(pairs: bool) -> dict[str, str]:
+    """Of both kernels that attend for decode rows."""
     turn = F if pairs else H
     pointers = dict.fromkeys(("q_ptr", "k_pool_ptr", "v_pool_ptr", "out_ptr", "bias_ptr"), H)
     pointers |= {"sums_ptr": F, "stats_ptr": F, "cos_ptr": turn, "sin_ptr": turn, "plane_slots_ptr": I}
     pointers |= dict.fromkeys(("tickets_ptr", "items_ptr", "total_ptr", "run_ptr"), I)
     sizes = {"q_stride16": N, "out_stride16": N, "turn_stride16": N, "layer": N, "scale": "fp32"}
+    return {**pointers, **sizes, **ROWS}
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "width", "pairs"), MODELS)
+def test_decode_attention_keeps_everything_in_registers(
+    heads: int, kv_heads: int, width: int, pairs: bool, tmp_path: Path
+) -> None:
     lanes_0, lanes_1 = decode_attention_triton.lanes_of(width)
     constants = {"HEADS": heads, "KV_HEADS": kv_heads, "HEAD_DIM": width, "LANES_0": lanes_0, "LANES_1": lanes_1}
     constants |= {"BLOCK_G": 16}
@@ -46,7 +51,7 @@ def test_decode_attention_keeps_everything_in_registers(
     config = decode_attention_triton.DecodeConfig()
     found = compiled(
         decode_attention_triton.decode_kernel,
-        {**pointers, **sizes, **ROWS},
+        decode_arguments(pairs),
         {**constants, **flags},
         tmp_path,
         num_warps=decode_attention_triton.WARPS,
@@ -60,17 +65,12 @@ def test_decode_attention_keeps_everything_in_registers(
 def test_attention_of_one_row_asks_for_keys_before_it_waits(
     heads: int, kv_heads: int, width: int, pairs: bool, tmp_path: Path
 ) -> None:
-    turn = F if pairs else H
-    pointers = dict.fromkeys(("q_ptr", "k_pool_ptr", "v_pool_ptr", "out_ptr", "bias_ptr"), H)
-    pointers |= {"sums_ptr": F, "stats_ptr": F, "cos_ptr": turn, "sin_ptr": turn, "plane_slots_ptr": I}
-    pointers |= dict.fromkeys(("tickets_ptr", "items_ptr", "total_ptr", "run_ptr"), I)
-    sizes = {"q_stride16": N, "out_stride16": N, "turn_stride16": N, "layer": N, "scale": "fp32"}
     constants: dict[str, Any] = {"HEADS": heads, "KV_HEADS": kv_heads, "HEAD_DIM": width, "BLOCK_D": 128, "BLOCK_G": 16}
     constants |= {"BLOCK_T": decode_attention_triton.TILE, "PIECE_T": decode_attention_triton.PIECE}
     constants |= {"PAGE_TOKENS": 16, "PAIRS": pairs, "HAS_BIAS": pairs, "WARPS": decode_attention_triton.WARPS}
     found = compiled(
         early_decode_triton.early_decode_kernel,
-        {**pointers, **sizes, **ROWS},
+        decode_arguments(pairs),
         {**constants, "DTYPE": tl.bfloat16},
         tmp_path,
         num_warps=decode_attention_triton.WARPS,

@@ -96,3 +96,16 @@ def test_ended_replies_are_drained_once(engine: Engine) -> None:
     replies = offline.run([request(3, 2)])
     assert replies == offline.drain_ended()
     assert [] == offline.drain_ended()
+
+
+def test_nobody_is_preempted_while_more_than_half_of_all_are_on_their_way(engine: Engine) -> None:
+    offline = Offline(engine)
+    replies = [offline.submit(request(4, 20)) for _ in range(4)]
+    while offline.running < 4:
+        offline.step()
+    for _ in range(9):
+        offline.preempt(min)
+    assert 3 == offline.preemptions
+    while offline.step():
+        pass
+    assert bits(Offline(engine).run([request(4, 20)])) * 4 == bits(replies)

@@ -24,7 +24,7 @@ from epicycle.engine.kernels.prompt_attention_triton import PromptChunks, prompt
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning, rope_kv
 from epicycle.engine.kernels.triton_common import starts_early
 from epicycle.engine.kernels.turned_triton import TurnedRows, find_places
-from epicycle.engine.kernels.wide_triton import wide_product
+from epicycle.engine.kernels.wide_triton import turn_product
 
 EPS = 1e-6
 Pick = Callable[[Product, int], GemmConfig]
@@ -181,6 +181,6 @@ def turn_inside(shape: Shape, pool: Pool, rows: RowAddresses, turning: Turning, 
         if layer == 0:
             places = find_places(rows, turning, PAGE_TOKENS)
         at = layer % pool.slots_per_page
-        return wide_product(x, weight, config, "turned", 1, None, TurnedRows(q, pool.k, pool.v, places, at))
+        return turn_product(x, weight, config, TurnedRows(q, pool.k, pool.v, places, at))
 
     return turn

@@ -27,7 +27,7 @@ from epicycle.engine.kernels.bench.loops import (
     separate_decode,
     turn_inside,
 )
-from epicycle.engine.kernels.bench.rows import PAGE_TOKENS, decode_batch, make_pool, make_turning, prompt_batch
+from epicycle.engine.kernels.bench.rows import decode_batch, make_pool, make_turning, prompt_batch
 from epicycle.engine.kernels.bench.shapes import (
     HUGINN,
     OURO,
@@ -38,25 +38,17 @@ from epicycle.engine.kernels.bench.shapes import (
     turning_configs,
 )
 from epicycle.engine.kernels.bench.timing import ceilings, copies_of, graph_us, random_weights
-from epicycle.engine.kernels.decode_attention_triton import DecodeConfig, decode_attention, default_config
-from epicycle.engine.kernels.gemm_triton import run_product, stored_as
+from epicycle.engine.kernels.bench.warm import DECODE_CONFIGS, PROMPT_CONFIGS, holds, warm_in_parallel
+from epicycle.engine.kernels.decode_attention_triton import decode_attention, default_config
+from epicycle.engine.kernels.gemm_triton import run_product
 from epicycle.engine.kernels.hopper_prompt_triton import ROWS as ITEM_ROWS
 from epicycle.engine.kernels.hopper_prompt_triton import hopper_prompt_attention, item_rows
-from epicycle.engine.kernels.ladder import LIBRARY, GemmConfig, Product, candidates, chunk_length, sure
-from epicycle.engine.kernels.prompt_attention_triton import QUERY_TILE, PromptConfig, prompt_attention
-from epicycle.engine.kernels.prompt_check import hopper_prompt_holds
-from epicycle.engine.kernels.rope_kv_triton import rope_kv
+from epicycle.engine.kernels.ladder import LIBRARY, GemmConfig, Product, candidates, sure
+from epicycle.engine.kernels.prompt_attention_triton import QUERY_TILE, prompt_attention
+from epicycle.engine.kernels.triton_common import multiplies_in_groups
 
 OURO_TOKENS, HUGINN_TOKENS = 1088, 544  # a row's in the middle of the workloads' outputs; a power of two would flatter
-DECODE_CONFIGS = (DecodeConfig(2, 4, 128), DecodeConfig(2, 3, 168), DecodeConfig(3, 2, None))
-PROMPT_CONFIGS = (  # query tile, then how it runs
-    (64, PromptConfig(4, 3)),
-    (64, PromptConfig(4, 2)),
-    (128, PromptConfig(8, 3)),
-    (128, PromptConfig(8, 2)),
-)
 ROWS = (1, 8, 16, 32, 64, 128, 256, 512, 2048)
-WARMERS = 15
 
 
 class Bench:
@@ -145,13 +137,7 @@ class Bench:
             common = (qkv, shape.heads, batch.rows, batch.work, batch.scratch, pool.k, pool.v)
             for config in DECODE_CONFIGS:
                 key = f"run{run} s{config.stages}x{config.programs_per_sm}r{config.registers}"
-                one = partial(
-                    decode_attention,
-                    *common,
-                    turning=turning,
-                    out=out,
-                    config=config,
-                )
+                one = partial(decode_attention, *common, turning=turning, out=out, config=config)
                 times[key] = graph_us([partial(one, layer=layer) for layer in range(shape.layers)])
         best = min(times, key=lambda key: times[key])
         name = f"{shape.name} decode {len(lengths)} x {max(lengths)}"
@@ -170,20 +156,10 @@ class Bench:
         times: dict[str, float] = {}
         for query, config in PROMPT_CONFIGS:
             at, packed = prompt_batch(pool, chunks, query)
-            one = partial(
-                prompt_attention,
-                q,
-                shape.heads,
-                at,
-                packed,
-                pool.k,
-                pool.v,
-                config=config,
-            )
-            times[f"q{query} w{config.warps}s{config.stages}"] = graph_us(
-                [partial(one, layer=layer) for layer in range(4)]
-            )
-        for query in ITEM_ROWS if _holds(shape) else ():
+            one = partial(prompt_attention, q, shape.heads, at, packed, pool.k, pool.v, config=config)
+            key = f"q{query} w{config.warps}s{config.stages}"
+            times[key] = graph_us([partial(one, layer=layer) for layer in range(4)])
+        for query in ITEM_ROWS if holds(shape) else ():
             at, packed = prompt_batch(pool, chunks, query)
             one = partial(hopper_prompt_attention, q, shape.heads, at, packed, pool.k, pool.v)
             times[f"hopper q{query}"] = graph_us([partial(one, layer=layer) for layer in range(4)])
@@ -212,7 +188,7 @@ class Bench:
             name = f"{shape.name} loop {rows} without attention"
             found[name] = self._time_loop(name, Loop(core, rows, self.pick, no_attention(shape, rows)), floor)
         for count in prompts:
-            is_hopper = _holds(shape)
+            is_hopper = holds(shape)
             tile = item_rows(count, shape.heads, pool.k.device) if is_hopper else QUERY_TILE
             at, chunks = prompt_batch(pool, [(0, count)], tile)
             name = f"{shape.name} loop of a {count}-token prompt"
@@ -254,7 +230,8 @@ class Bench:
                 name = f"{shape.name}.decode.{run}"
                 found[name] = self.check(name, partial(checks.check_decode, shape, run))
             found[f"{shape.name}.prompt"] = self.check(f"{shape.name}.prompt", partial(checks.check_prompt, shape))
-            found[f"{shape.name}.turned"] = self.check(f"{shape.name}.turned", partial(checks.check_turned, shape))
+            if turning_configs(shape) and multiplies_in_groups(torch.device("cuda", torch.cuda.current_device())):
+                found[f"{shape.name}.turned"] = self.check(f"{shape.name}.turned", partial(checks.check_turned, shape))
         found["far addresses"] = self.check("far addresses", checks.check_far_addresses)
         return found
 
@@ -265,78 +242,6 @@ class Bench:
             )
             for kind in shape.products()
         }
-
-
-def warm_units() -> list[Callable[[], object]]:
-    """One small launch for every distinct compiled product kernel."""
-    units: dict[tuple[object, ...], Callable[[], object]] = {}
-    for shape in SHAPES.values():
-        for kind in shape.products():
-            for config in [*checks.all_candidates(kind), sure(kind)]:
-                if config == LIBRARY:
-                    continue
-                lengths = (chunk_length(kind.inputs, kind.chunks), kind.inputs)
-                is_masked = config.kernel == "stream" and any(length % config.block_k for length in lengths)
-                key = (config.key, stored_as(kind, config), kind.chunks, is_masked)
-                units.setdefault(key, partial(_launch_small, kind, config))
-    return list(units.values())
-
-
-def _launch_small(kind: Product, config: GemmConfig) -> None:
-    outputs = 512
-    small = Product(kind.name, outputs, kind.inputs, kind.epilogue, kind.chunks)
-    x = torch.zeros(8, kind.inputs, dtype=torch.bfloat16, device="cuda")
-    run_product(small, x, x.new_zeros(small.weight_rows, kind.inputs), config)
-
-
-def attention_units() -> list[Callable[[], object]]:
-    """The attention kernels in every form that is timed or checked."""
-    units: list[Callable[[], object]] = []
-    for shape in SHAPES.values():
-        units += [partial(_decode_small, shape, config) for config in DECODE_CONFIGS]
-        units.append(partial(_decode_small, shape, DecodeConfig(), is_separate=True))
-        units += [partial(_prompt_small, shape, *settings) for settings in PROMPT_CONFIGS]
-        units.append(partial(_holds, shape))
-    return units
-
-
-def _decode_small(shape: Shape, config: DecodeConfig, *, is_separate: bool = False) -> None:
-    pool = make_pool(shape, 8, 1)
-    batch, turning = decode_batch(shape, pool, [40, 40], 0), make_turning(shape, 64)
-    qkv = torch.zeros(2, (shape.heads + 2 * shape.kv_heads) * shape.head_dim, dtype=torch.bfloat16, device="cuda")
-    q = rope_kv(qkv, shape.heads, turning, batch.rows, pool.k, pool.v, 0)
-    decode_attention(
-        q if is_separate else qkv, shape.heads, batch.rows, batch.work, batch.scratch, pool.k, pool.v, 0,
-        turning=None if is_separate else turning, config=config,
-    )  # fmt: skip
-
-
-def _holds(shape: Shape) -> bool:
-    device = torch.device("cuda", torch.cuda.current_device())
-    return hopper_prompt_holds(shape.heads, shape.kv_heads, shape.head_dim, PAGE_TOKENS, torch.bfloat16, device)
-
-
-def _prompt_small(shape: Shape, query: int, config: PromptConfig) -> None:
-    pool = make_pool(shape, 8, 1)
-    rows, packed = prompt_batch(pool, [(0, 16)], query)
-    q = torch.zeros(16, shape.heads * shape.head_dim, dtype=torch.bfloat16, device="cuda")
-    prompt_attention(q, shape.heads, rows, packed, pool.k, pool.v, 0, config=config)
-
-
-def warm(index: int, of: int) -> None:
-    """Compile this worker's share of the kernels into the disk cache."""
-    for unit in [*attention_units(), *warm_units()][index::of]:
-        try:
-            unit()
-        except Exception as problem:
-            print(f"  warm: {type(problem).__name__} {problem}"[:200])
-
-
-def warm_in_parallel(command: Sequence[str]) -> str:
-    """Compilation takes a second a kernel and a core each: spread it."""
-    workers = [subprocess.Popen([*command, "--warm", f"{index}/{WARMERS}"]) for index in range(WARMERS)]
-    codes = [worker.wait() for worker in workers]
-    return f"{len(warm_units()) + len(attention_units())} kernels, exit codes {codes}"
 
 
 def time_ceilings() -> dict[str, float]:
