@@ -16,7 +16,7 @@ from epicycle.engine.graph_runner import Part, RunCounters, count_work
 from epicycle.engine.route import TickWork
 from epicycle.engine.tick_inputs import Ladder, TickShape
 
-MOST_GRAPHS = 320
+MOST_GRAPHS = 384
 Progress = Callable[[str], None]
 
 

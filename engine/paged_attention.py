@@ -19,11 +19,14 @@ from epicycle.engine.frame import Frame
 from epicycle.engine.kernels.decode_attention_triton import PIECE, allocate_scratch, decode_attention, list_runs
 from epicycle.engine.kernels.early_check import early_holds
 from epicycle.engine.kernels.hopper_prompt_triton import hopper_prompt_attention, item_rows
+from epicycle.engine.kernels.ladder import EARLY_ROWS
 from epicycle.engine.kernels.prompt_attention_triton import QUERY_TILE, PromptChunks, prompt_attention, query_tile
 from epicycle.engine.kernels.prompt_check import hopper_prompt_holds
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning, rope_kv
+from epicycle.engine.kernels.runs_triton import allocate_runs
+from epicycle.engine.kernels.share_triton import share_out
 from epicycle.engine.kernels.tick_triton import addresses, write_kv
-from epicycle.engine.kernels.triton_common import EARLY_ROWS, multiprocessors, starts_early
+from epicycle.engine.kernels.triton_common import multiprocessors, starts_early
 from epicycle.engine.kernels.triton_ops import TritonOps
 from epicycle.engine.kernels.turned_triton import Places, TurnedRows, find_places
 from epicycle.engine.kernels.work_triton import allocate_work, list_tiles
@@ -32,11 +35,10 @@ from epicycle.engine.side_stream import SideStream
 from epicycle.engine.tick_inputs import MOST_CHUNKS
 
 ROWS_TO_TURN_APART = 48  # from here on a launch of its own for rotation and KV write is faster; bits are the same
-# Prompt and decode attention run side by side where prompts have so many programs for every multiprocessor, or little
-# to read: a few long ones would crowd together on those that are free first.
-PROGRAMS_TO_RUN_BESIDE = 1.5
-CONTEXT_TO_RUN_BESIDE = 4096
-CONTEXT_TO_SPREAD = 32768  # of Hopper's kernel, whose programs stay to the end: beyond, the last to start are late
+# Where prompt and decode attention don't share the multiprocessors out, they run on streams of their own if prompts
+# have so many programs for each, or little to read: a few long ones would crowd on those that are free first.
+PROGRAMS_TO_FORK = 1.5
+CONTEXT_TO_FORK = 4096
 
 
 class PagedAttention:
@@ -63,26 +65,28 @@ class PagedAttention:
         self.context_tokens = page_table.shape[1] * pool.page_tokens
         self._context_pieces = -(-self.context_tokens // PIECE)
         entries = decode_rows * self._context_pieces
-        self.work = allocate_work(entries, device)
+        self.work = allocate_runs(entries, device)
         self.scratch = allocate_scratch(entries, decode_rows, heads, geometry.kv_heads, geometry.head_dim, device)
         self._listed: tuple[Tensor, Tensor] | None = None  # positions and live rows of the last work list
         shape = heads, geometry.kv_heads, geometry.head_dim, pool.page_tokens
         self.reads_ahead = turns_pairs is not None and early_holds(*shape, turns_pairs, pool.k.dtype, device)
         self.side = SideStream(device)
         self.is_hopper = self.flash.prompt is None and hopper_prompt_holds(*shape, pool.k.dtype, device)
+        self.shares_card = self.is_hopper and self.flash.decode is None and starts_early(device)
         self.prompt_work = allocate_work(-(-prompt_rows // QUERY_TILE) + MOST_CHUNKS, device)
 
     def rows(self, frame: Frame) -> PagedRows:
         return PagedRows(self, frame)
 
-    def runs_beside(self, prompt_rows: int) -> bool:
-        """Whether so many prompt rows are attended to beside decode rows, and not after them."""
-        if self.context_tokens <= CONTEXT_TO_RUN_BESIDE:
-            return prompt_rows > 0
-        if self.is_hopper and self.context_tokens > CONTEXT_TO_SPREAD:
+    def forks(self, decode_rows: int, prompt_rows: int) -> bool:
+        """Whether prompt rows are attended to on a stream of their own, beside decode rows."""
+        # Few rows' next product may start early, and that takes one launch before it, not two.
+        if self.shares_card or not decode_rows or decode_rows + prompt_rows <= EARLY_ROWS:
             return False
+        if self.context_tokens <= CONTEXT_TO_FORK:
+            return prompt_rows > 0
         programs = prompt_rows // self.item_rows(prompt_rows) * self.heads
-        return programs >= PROGRAMS_TO_RUN_BESIDE * multiprocessors(self.pool.device)
+        return programs >= PROGRAMS_TO_FORK * multiprocessors(self.pool.device)
 
     def item_rows(self, prompt_rows: int) -> int:
         """Rows of one work item of prompt attention in a tick that has so many."""
@@ -120,6 +124,7 @@ class PagedRows:
         self._frame = frame
         self._columns: tuple[Tensor, Tensor] | None = None  # of loops, of what runs once: [3, N] int32
         self._chunks: PromptChunks | None = None
+        self._share: Tensor | None = None  # see `share_triton`; None where the card isn't shared out
         self._flash: dict[tuple[bool, bool], _Flash] = {}  # by (is prompt, is once)
         self._places: dict[bool, Places] = {}  # by is once
 
@@ -160,21 +165,20 @@ class PagedRows:
         # The first launch of a traversal comes behind those that list its work.
         early = is_planned and decode == len(qkv) and starts_early(qkv.device, decode)
         out = torch.empty(len(qkv), heads * pool.geometry.head_dim, dtype=qkv.dtype, device=qkv.device)
-        prompt_rows = len(qkv) - decode
-        # Few rows' next product may start early, and that takes one launch before it, not two.
-        is_beside = bool(decode) and len(qkv) > EARLY_ROWS and shared.runs_beside(prompt_rows)
-        with shared.side.forked() if is_beside else nullcontext():
+        q, prompt_q, inside = qkv[:decode], qkv[decode:], turning
+        if turning is not None and decode and (decode >= ROWS_TO_TURN_APART or shared.flash.decode is not None):
+            at = self._addresses(columns[:, :decode])
+            q, inside = rope_kv(q, heads, turning, at, pool.k, pool.v, layer, early=early), None
+        is_apart = shared.forks(decode, len(prompt_q))
+        with shared.side.forked() if is_apart else nullcontext():
             if self._chunks is not None:
-                q, at = qkv[decode:], self._addresses(columns[:, decode:])
                 if turning is not None:
-                    q = rope_kv(q, heads, turning, at, pool.k, pool.v, layer)
-                self._prompt(q, layer, out[decode:], is_once=is_once)
-        if decode:
-            q, at = qkv[:decode], self._addresses(columns[:, :decode])
-            if turning is not None and (decode >= ROWS_TO_TURN_APART or shared.flash.decode is not None):
-                q, turning = rope_kv(q, heads, turning, at, pool.k, pool.v, layer, early=early), None
-            self._decode(q, layer, out[:decode], is_once=is_once, turning=turning, early=early)
-        if is_beside:
+                    at = self._addresses(columns[:, decode:])
+                    prompt_q = rope_kv(prompt_q, heads, turning, at, pool.k, pool.v, layer)
+                self._prompt(prompt_q, layer, out[decode:], is_once=is_once)
+        if decode:  # right behind prompts, if it is to run beside them
+            self._decode(q, layer, out[:decode], is_once=is_once, turning=inside, early=early)
+        if is_apart:
             shared.side.join()
         return out
 
@@ -212,6 +216,7 @@ class PagedRows:
         decode_attention(
             q, shared.heads, at, shared.work, shared.scratch, pool.k, pool.v, layer, turning=turning, out=out,
             early=early, ahead=early and len(q) == 1 and turning is not None and shared.reads_ahead,
+            beside=self._share is not None,
         )  # fmt: skip
 
     def _prompt(self, q: Tensor, layer: int, out: Tensor, *, is_once: bool) -> None:
@@ -224,8 +229,11 @@ class PagedRows:
             return
         assert self._chunks is not None
         at = self._addresses(self._planned()[is_once][:, self._frame.decode_rows :])
-        attend = hopper_prompt_attention if shared.is_hopper else prompt_attention
-        attend(q, shared.heads, at, self._chunks, pool.k, pool.v, layer, out=out)
+        common = q, shared.heads, at, self._chunks, pool.k, pool.v, layer
+        if shared.is_hopper:
+            hopper_prompt_attention(*common, out=out, share=self._share)
+        else:
+            prompt_attention(*common, out=out)
 
     def _by_heads(self, q: Tensor) -> Tensor:
         return q.view(len(q), self._attention.heads, -1)
@@ -260,11 +268,11 @@ class PagedRows:
                 frame.slots, frame.positions, frame.depths, frame.live, shared.starts, frame.decode_rows
             )
             once = torch.stack((looped[0], looped[1], torch.zeros_like(looped[2]))) if self._has_once() else looped
+            if frame.prompt_rows:
+                self._chunks = self._plan_chunks(frame, sizes)
             if frame.decode_rows and not shared.has_listed(frame):
                 geometry, ahead = shared.pool.geometry, shared.reads_ahead and len(frame.slots) == 1
-                list_runs(shared.work, sizes, geometry.kv_heads, geometry.head_dim, ahead=ahead)
-            if frame.prompt_rows:
-                self._chunks = self._plan_chunks(frame)
+                list_runs(shared.work, sizes, geometry.kv_heads, geometry.head_dim, ahead=ahead, share=self._share)
             self._columns = looped, once
         return self._columns
 
@@ -272,8 +280,9 @@ class PagedRows:
         geometry = self._attention.pool.geometry
         return geometry.layers != geometry.recurrent_layers
 
-    def _plan_chunks(self, frame: Frame) -> PromptChunks:
-        """Chunks whose first row is live; rows of a chunk are live together."""
+    def _plan_chunks(self, frame: Frame, sizes: Tensor) -> PromptChunks:
+        """Chunks whose first row is live; rows of a chunk are live together. And the card's shares, beside decode rows
+        of `sizes`."""
         firsts, counts = frame.chunks[0], frame.chunks[1]
         is_live = frame.live[frame.decode_rows :][firsts]
         starts = frame.positions[frame.decode_rows :][firsts].to(torch.int32)
@@ -282,4 +291,7 @@ class PagedRows:
         tile = shared.item_rows(frame.prompt_rows)
         chunks = PromptChunks(firsts.to(torch.int32), counts, shared.prompt_work, tile)
         list_tiles(chunks.work, chunks.counts, starts, tile)
+        if frame.decode_rows and shared.shares_card:
+            kv_heads, programs = shared.pool.geometry.kv_heads, multiprocessors(sizes.device)
+            self._share = share_out(sizes, starts, counts, tile, shared.heads, kv_heads, programs)
         return chunks

@@ -22,7 +22,7 @@ MOST_CHUNKS = 32
 _CHUNK_COLUMNS = 6
 _PROMPT_COLUMNS = 5  # slot, position, depth, end, state row
 DECODE_RUNGS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 256)
-BESIDE_RUNGS = (8, 32, 48, 64, 128, 256)  # of decode rows beside prompt rows, where a few more cost next to nothing
+BESIDE_RUNGS = (8, 16, 32, 48, 64, 96, 128, 256)  # of decode rows beside prompt rows, where a few more cost little
 PROMPT_RUNGS = (128, 256, 512, 1024, 2048)
 
 _Column = npt.NDArray[np.int64]

@@ -3,11 +3,11 @@
 
 Owns the order of a decode row's sums: tiles of TILE positions inside a piece in order (online softmax), then
 the pieces in blocks of 16 in order. Neither depends on other rows, so a row's bits follow from its own history. A
-persistent grid walks a work list (row, run) made once per traversal; a run is one piece or several in a row, read in
-one stream, and its length changes no bit: short runs spread one row over the card, long ones save the cost of starting
-and ending. Whoever finishes a row's last run adds its pieces up. Positions from the row's length on are never read, so
-what a page's last owner left there is harmless. With `turning` the kernel also rotates q and k and writes the row's own
-k and v, so that a layer of pure decode needs no launch for that.
+persistent grid walks a list of runs (`runs_triton`) made once per traversal; a run is one piece or several in a row,
+read in one stream, and its length changes no bit: short runs spread one row over the card, long ones save the cost of
+starting and ending. Whoever finishes a row's last run adds its pieces up. Positions from the row's length on are never
+read, so what a page's last owner left there is harmless. With `turning` the kernel also rotates q and k and writes the
+row's own k and v, so that a layer of pure decode needs no launch for that.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from epicycle.engine.kernels.early_decode_triton import early_decode_kernel
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning, load_rotated
+from epicycle.engine.kernels.runs_triton import COLUMNS, Runs, fill_runs
 from epicycle.engine.kernels.triton_common import (
     TL_DTYPES,
     cell_in,
@@ -30,7 +31,6 @@ from epicycle.engine.kernels.triton_common import (
     next_power,
     pages_of,
 )
-from epicycle.engine.kernels.work_triton import MOST_RUN, WorkList, fill_runs
 
 PIECE = 128  # positions that are summed apart: part of the numerics
 TILE = 64  # positions of one step of the online softmax: part of the numerics
@@ -45,7 +45,7 @@ COMBINED_AT_ONCE, MEASURED_AT_ONCE = tl.constexpr(8), tl.constexpr(32)
 class DecodeScratch:
     """What pieces leave for the one that adds them up. Reused by every layer, in stream order.
 
-    A piece's place is its entry's, times the pieces of a run. `sums` [places, heads, d] and `stats` [places, heads, 2]
+    A piece's place is that of its run, and its own there. `sums` [places, heads, d] and `stats` [places, heads, 2]
     float32; `tickets` [rows, kv_heads] int32, zero between launches.
     """
 
@@ -55,22 +55,25 @@ class DecodeScratch:
 
 
 def allocate_scratch(
-    entries: int, rows: int, heads: int, kv_heads: int, width: int, device: torch.device
+    pieces: int, rows: int, heads: int, kv_heads: int, width: int, device: torch.device
 ) -> DecodeScratch:
-    """For work lists of rows with up to `entries` pieces together, in runs of any length."""
-    places = entries + rows * MOST_RUN
+    """For lists of rows with up to `pieces` pieces together."""
     return DecodeScratch(
-        torch.empty(places, heads, width, dtype=torch.float32, device=device),
-        torch.empty(places, heads, 2, dtype=torch.float32, device=device),
+        torch.empty(pieces, heads, width, dtype=torch.float32, device=device),
+        torch.empty(pieces, heads, 2, dtype=torch.float32, device=device),
         torch.zeros(rows, kv_heads, dtype=torch.int32, device=device),
     )
 
 
-def list_runs(work: WorkList, sizes: Tensor, kv_heads: int, width: int, *, ahead: bool = False) -> None:
-    """Fill `work` with rows of `sizes` [N] int32 positions (the row's own included; 0 for none), in runs of the length
-    that keeps the programs of their launch busy alike. `work` has room for every piece."""
+def list_runs(
+    work: Runs, sizes: Tensor, kv_heads: int, width: int, *, ahead: bool = False, share: Tensor | None = None
+) -> None:
+    """Fill `work` with rows of `sizes` [N] int32 positions (the row's own included; 0 for none), in runs that keep the
+    programs of their launch busy alike. `work` has room for every piece; `ahead` and `share` are those of the launch.
+    """
     per_sm = EARLY_PROGRAMS_PER_SM if ahead else default_config(len(sizes), width).programs_per_sm
-    fill_runs(work, sizes, PIECE, per_sm * multiprocessors(sizes.device), kv_heads)
+    programs = per_sm if share is not None else per_sm * multiprocessors(sizes.device)
+    fill_runs(work, sizes, PIECE, programs, kv_heads, share=share)
 
 
 @triton.jit
@@ -151,7 +154,7 @@ def _held_lanes(pool_ptr, cell, held, kv_head, lane, KV_HEADS: tl.constexpr, HEA
 @triton.jit
 def attend_run(
     q_at, bias_ptr, cos_ptr, sin_ptr, k_pool_ptr, v_pool_ptr, out_at, sums_ptr, stats_ptr, ticket_at, table_at,
-    position, place, slots_per_page, turn_stride, entry, run, run_tokens, kv_head, scale,
+    position, place, slots_per_page, turn_stride, begin, run_tokens, first_place, runs, kv_head, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, LANES_0: tl.constexpr, LANES_1: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_T: tl.constexpr, PIECE_T: tl.constexpr, PAGE_TOKENS: tl.constexpr,
     FUSED: tl.constexpr, PAIRS: tl.constexpr, HAS_BIAS: tl.constexpr, EARLY: tl.constexpr, DTYPE: tl.constexpr,
@@ -169,7 +172,6 @@ def attend_run(
     member = tl.arange(0, BLOCK_G)
     head = kv_head * GROUP + member
     length = position + 1
-    begin = run * run_tokens
     end = tl.minimum(begin + run_tokens, length)
     page = pages_of(table_at, begin, end, BLOCK_T, PAGE_TOKENS)
     own = cell_in(tl.load(table_at + position // PAGE_TOKENS), place, slots_per_page, position, PAGE_TOKENS)
@@ -192,7 +194,6 @@ def attend_run(
     mask0 = (member < GROUP)[:, None] & (lane0 < HEAD_DIM)[None, :]
     mask1 = (member < GROUP)[:, None] & (lane1 < HEAD_DIM)[None, :]
     out_to = out_at + head[:, None] * HEAD_DIM
-    first_place = entry.to(tl.int64) * (run_tokens // PIECE_T)
     top = tl.full((BLOCK_G,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_G,), tl.float32)
     mixed0 = tl.zeros((BLOCK_G, LANES_0), tl.float32)
@@ -227,7 +228,7 @@ def attend_run(
                 if LANES_1:
                     tl.store(out_to + lane1[None, :], (mixed1 / total[:, None]).to(DTYPE), mask=mask1)
             else:
-                to = (first_place + (start - begin) // PIECE_T) * HEADS + head
+                to = (first_place + (start - begin) // PIECE_T).to(tl.int64) * HEADS + head
                 tl.store(sums_ptr + to[:, None] * HEAD_DIM + lane0[None, :], mixed0, mask=mask0)
                 if LANES_1:
                     tl.store(sums_ptr + to[:, None] * HEAD_DIM + lane1[None, :], mixed1, mask=mask1)
@@ -235,7 +236,6 @@ def attend_run(
                 tl.store(stats_ptr + 2 * to + 1, total, mask=member < GROUP)
     if length > PIECE_T:
         tl.debug_barrier()  # all of this program's stores come before its ticket
-        runs = (length + run_tokens - 1) // run_tokens
         is_last = True
         if runs > 1:
             is_last = tl.atomic_add(ticket_at, 1, sem="acq_rel") == runs - 1
@@ -243,7 +243,7 @@ def attend_run(
             if runs > 1:
                 tl.store(ticket_at, 0)
             pieces = (length + PIECE_T - 1) // PIECE_T
-            first = first_place - run * (run_tokens // PIECE_T)
+            first = first_place - begin // PIECE_T
             for one in range(GROUP):
                 mine = kv_head * GROUP + one
                 _combine(
@@ -257,42 +257,50 @@ def attend_run(
     do_not_specialize_on_alignment=["slots_ptr", "positions_ptr", "plane_slots_ptr"],
 )
 def decode_kernel(
-    q_ptr, k_pool_ptr, v_pool_ptr, out_ptr, sums_ptr, stats_ptr, tickets_ptr, items_ptr, total_ptr, run_ptr,
+    q_ptr, k_pool_ptr, v_pool_ptr, out_ptr, sums_ptr, stats_ptr, tickets_ptr, items_ptr, total_ptr, programs_ptr,
     bias_ptr, cos_ptr, sin_ptr, slots_ptr, positions_ptr, plane_slots_ptr, page_table_ptr,
     q_stride, out_stride, table_stride, turn_stride, slots_per_page, layer, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, LANES_0: tl.constexpr, LANES_1: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_T: tl.constexpr, PIECE_T: tl.constexpr, PAGE_TOKENS: tl.constexpr,
-    FUSED: tl.constexpr, PAIRS: tl.constexpr, HAS_BIAS: tl.constexpr, EARLY: tl.constexpr,
+    FUSED: tl.constexpr, PAIRS: tl.constexpr, HAS_BIAS: tl.constexpr, EARLY: tl.constexpr, BESIDE: tl.constexpr,
     DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Jobs (entry, KV head) go round the programs. q is rotated, or the QKV product when FUSED. scale has log2(e)."""
+    """Jobs (entry, KV head) go round the programs. q is rotated, or the QKV product when FUSED. scale has log2(e). With
+    BESIDE the launch before this one runs on meanwhile."""
     if EARLY:
         gdc_launch_dependents()
-    first = tl.program_id(0) // KV_HEADS
-    row, run = tl.load(items_ptr + 2 * first), tl.load(items_ptr + 2 * first + 1)
-    jobs, run_tokens = tl.load(total_ptr) * KV_HEADS, tl.load(run_ptr)
+    item = items_ptr + tl.program_id(0) // KV_HEADS * COLUMNS
+    row, begin, pieces = tl.load(item), tl.load(item + 1), tl.load(item + 2)
+    programs = tl.minimum(tl.load(programs_ptr), tl.num_programs(0))
+    jobs = tl.where(tl.program_id(0) < programs, tl.load(total_ptr) * KV_HEADS, 0)
     row = tl.where(tl.program_id(0) < jobs, row, 0)  # what a list holds beyond its end may name rows of another time
     slot, position, plane_slot = tl.load(slots_ptr + row), tl.load(positions_ptr + row), tl.load(plane_slots_ptr + row)
-    for job in range(tl.program_id(0), jobs, tl.num_programs(0)):
+    for job in range(tl.program_id(0), jobs, programs):
         # What the next job needs to know is on its way while this one runs.
-        entry = job // KV_HEADS
-        following = job + tl.num_programs(0)
-        next_at = items_ptr + 2 * (following // KV_HEADS)
-        next_row = tl.load(next_at, mask=following < jobs, other=0)
-        next_run = tl.load(next_at + 1, mask=following < jobs, other=0)
-        attend_run(
-            q_ptr + row.to(tl.int64) * q_stride, bias_ptr, cos_ptr, sin_ptr, k_pool_ptr, v_pool_ptr,
-            out_ptr + row.to(tl.int64) * out_stride, sums_ptr, stats_ptr, tickets_ptr + row * KV_HEADS + job % KV_HEADS,
-            page_table_ptr + slot.to(tl.int64) * table_stride, position, plane_slot + layer, slots_per_page,
-            turn_stride, entry, run, run_tokens, job % KV_HEADS, scale,
-            HEADS, KV_HEADS, HEAD_DIM, LANES_0, LANES_1, BLOCK_G, BLOCK_T, PIECE_T, PAGE_TOKENS,
-            FUSED, PAIRS, HAS_BIAS, EARLY, DTYPE,
-        )  # fmt: skip
-        row, run = next_row, next_run
+        item = items_ptr + job // KV_HEADS * COLUMNS
+        first_place, runs = tl.load(item + 3), tl.load(item + 4)
+        following = job + programs
+        next_item = items_ptr + following // KV_HEADS * COLUMNS
+        next_row = tl.load(next_item, mask=following < jobs, other=0)
+        next_begin = tl.load(next_item + 1, mask=following < jobs, other=0)
+        next_pieces = tl.load(next_item + 2, mask=following < jobs, other=0)
+        if pieces > 0:
+            attend_run(
+                q_ptr + row.to(tl.int64) * q_stride, bias_ptr, cos_ptr, sin_ptr, k_pool_ptr, v_pool_ptr,
+                out_ptr + row.to(tl.int64) * out_stride, sums_ptr, stats_ptr,
+                tickets_ptr + row * KV_HEADS + job % KV_HEADS, page_table_ptr + slot.to(tl.int64) * table_stride,
+                position, plane_slot + layer, slots_per_page, turn_stride, PIECE_T * begin, PIECE_T * pieces,
+                first_place, runs, job % KV_HEADS, scale,
+                HEADS, KV_HEADS, HEAD_DIM, LANES_0, LANES_1, BLOCK_G, BLOCK_T, PIECE_T, PAGE_TOKENS,
+                FUSED, PAIRS, HAS_BIAS, EARLY, DTYPE,
+            )  # fmt: skip
+        row, begin, pieces = next_row, next_begin, next_pieces
         slot, position = tl.load(slots_ptr + row), tl.load(positions_ptr + row)
         plane_slot = tl.load(plane_slots_ptr + row)
-    if EARLY:
-        gdc_wait()  # also where there is no job: whoever waits for this launch waits for those before it
+    # Also where there is no job: whoever waits for this launch waits for those before it. One program is enough where
+    # others, that had no room yet, are to come and go meanwhile.
+    if EARLY or (BESIDE and tl.program_id(0) == 0):
+        gdc_wait()
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +338,7 @@ def decode_attention(
     q: Tensor,
     heads: int,
     rows: RowAddresses,
-    work: WorkList,
+    work: Runs,
     scratch: DecodeScratch,
     k_pool: Tensor,
     v_pool: Tensor,
@@ -343,14 +351,16 @@ def decode_attention(
     config: DecodeConfig | None = None,
     early: bool = False,
     ahead: bool = False,
+    beside: bool = False,
 ) -> Tensor:
     """[N, heads * d] attention of the rows that `work` lists in runs; other rows of `out` are unwritten.
 
     q [N, heads * d] rotated, its k and v in the pool; or, with `turning`, the QKV product [N, (heads + 2 kv_heads) d],
-    then k and v are written here. Scale d ** -0.5. Runs are multiples of `piece`; bits depend on `piece` and
+    then k and v are written here. Scale d ** -0.5. `work` is cut in pieces of `piece`; bits depend on that and on
     `tile`, not on runs. `early`: the launch may start before the one before it has ended, which made neither `work` nor
     `rows` (see `triton_common.starts_early`); with `ahead`, and with `turning`, it also reads the keys of earlier
-    positions by then, which is for one row and for shapes that `early_check` knows.
+    positions by then, which is for one row and for shapes that `early_check` knows. `beside`:
+    it runs beside the prompt attention that was launched right before it, and `work` is cut for what that leaves.
     """
     _, page_tokens, kv_heads, width = k_pool.shape
     assert piece % tile == 0, (piece, tile)
@@ -367,7 +377,7 @@ def decode_attention(
         scratch.tickets,
         work.items,
         work.total,
-        work.piece,
+        work.programs,
         q if turn.bias is None else turn.bias,
         turn.cos,
         turn.sin,
@@ -398,6 +408,7 @@ def decode_attention(
         "num_warps": WARPS,
     }
     jobs, side_by_side = work.most * kv_heads, multiprocessors(q.device)
+    assert not (early and beside), "a launch that runs beside another waits for nobody"
     if ahead:
         assert early and turning is not None and (piece, tile) == (PIECE, TILE), (early, piece, tile)
         early_decode_kernel[(min(jobs, side_by_side * EARLY_PROGRAMS_PER_SM),)](
@@ -412,9 +423,10 @@ def decode_attention(
             LANES_1=lanes_1,
             FUSED=turning is not None,
             EARLY=early,
+            BESIDE=beside,
             num_stages=config.stages,
             maxnreg=config.registers,
-            **launch_options(early),
+            **launch_options(early or beside),
         )
     return out
 

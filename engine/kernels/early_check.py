@@ -15,8 +15,8 @@ from torch import Tensor
 
 from epicycle.engine.kernels.decode_attention_triton import PIECE, allocate_scratch, decode_attention, list_runs
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning
+from epicycle.engine.kernels.runs_triton import allocate_runs
 from epicycle.engine.kernels.triton_common import starts_early
-from epicycle.engine.kernels.work_triton import allocate_work
 
 LENGTHS = (1, PIECE - 1, 2 * PIECE + 1, 20 * PIECE + 7)
 """Of a row's history: one piece, several, and more than are added up at once."""
@@ -60,9 +60,10 @@ def _is_equal(
     table = torch.arange(pages, dtype=torch.int32, device=device).flip(0).view(1, pages)
     at = torch.tensor([[0], [length - 1], [0]], dtype=torch.int32, device=device)
     rows = RowAddresses(at[0], at[1], at[2], table, 1)
-    work = allocate_work(-(-length // PIECE), device)
+    pieces = -(-length // PIECE)
+    work = allocate_runs(pieces, device)
     list_runs(work, at[1] + 1, kv_heads, width, ahead=True)
-    scratch = allocate_scratch(work.most, 1, heads, kv_heads, width, device)
+    scratch = allocate_scratch(pieces, 1, heads, kv_heads, width, device)
     qkv = normal(1, (heads + 2 * kv_heads) * width)
     found = []
     for ahead in (False, True):

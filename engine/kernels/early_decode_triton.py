@@ -16,6 +16,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from epicycle.engine.kernels.gluon_common import load_later, thread_barrier
 from epicycle.engine.kernels.rope_kv_triton import load_rotated
+from epicycle.engine.kernels.runs_triton import COLUMNS
 
 AT_ONCE = gl.constexpr(16)
 
@@ -79,15 +80,15 @@ def _combine(
     do_not_specialize_on_alignment=["slots_ptr", "positions_ptr", "plane_slots_ptr"],
 )
 def early_decode_kernel(
-    q_ptr, k_pool_ptr, v_pool_ptr, out_ptr, sums_ptr, stats_ptr, tickets_ptr, items_ptr, total_ptr, run_ptr,
+    q_ptr, k_pool_ptr, v_pool_ptr, out_ptr, sums_ptr, stats_ptr, tickets_ptr, items_ptr, total_ptr, programs_ptr,
     bias_ptr, cos_ptr, sin_ptr, slots_ptr, positions_ptr, plane_slots_ptr, page_table_ptr,
     q_stride, out_stride, table_stride, turn_stride, slots_per_page, layer, scale,
     HEADS: gl.constexpr, KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr,
     BLOCK_G: gl.constexpr, BLOCK_T: gl.constexpr, PIECE_T: gl.constexpr, PAGE_TOKENS: gl.constexpr,
     PAIRS: gl.constexpr, HAS_BIAS: gl.constexpr, DTYPE: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
-    """As `decode_attention_triton.decode_kernel`, FUSED. The work list, addresses and all KV but the rows' own were
-    complete before the launch before this one began."""
+    """As `decode_attention_triton.decode_kernel`, FUSED, of runs that all have pieces: those of one row do. The list,
+    addresses and all KV but the rows' own were complete before the launch before this one began."""
     gdc_launch_dependents()
     GROUP: gl.constexpr = HEADS // KV_HEADS
     STAGES: gl.constexpr = 2
@@ -98,19 +99,19 @@ def early_decode_kernel(
     RIGHT: gl.constexpr = gl.DotOperandLayout(parent=MMA, operand_index=1, k_width=2)
     HEAD: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [WARPS, 1], [1, 0])
     LINE: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    jobs, run_tokens = gl.load(total_ptr) * KV_HEADS, gl.load(run_ptr)
-    if gl.program_id(0) >= gl.maximum(jobs, 1):
+    jobs, programs = gl.load(total_ptr) * KV_HEADS, gl.minimum(gl.load(programs_ptr), gl.num_programs(0))
+    if gl.program_id(0) >= gl.maximum(gl.minimum(jobs, programs), 1):
         return
     k_ring = gl.allocate_shared_memory(DTYPE, [STAGES, BLOCK_T, BLOCK_D], SHARED)
     v_ring = gl.allocate_shared_memory(DTYPE, [STAGES, BLOCK_T, BLOCK_D], SHARED)
-    for job in range(gl.program_id(0), jobs, gl.num_programs(0)):
-        entry, kv_head = job // KV_HEADS, job % KV_HEADS
-        row, run = gl.load(items_ptr + 2 * entry), gl.load(items_ptr + 2 * entry + 1)
+    for job in range(gl.program_id(0), jobs, programs):
+        kv_head, item = job % KV_HEADS, items_ptr + job // KV_HEADS * COLUMNS
+        row, begin, run_tokens = gl.load(item), PIECE_T * gl.load(item + 1), PIECE_T * gl.load(item + 2)
+        first_place, runs = gl.load(item + 3), gl.load(item + 4)
         slot, position = gl.load(slots_ptr + row), gl.load(positions_ptr + row)
         place = gl.load(plane_slots_ptr + row) + layer
         table_at = page_table_ptr + slot.to(gl.int64) * table_stride
         length = position + 1
-        begin = run * run_tokens
         end = gl.minimum(begin + run_tokens, length)
         for stage in gl.static_range(STAGES):
             start = begin + stage * BLOCK_T
@@ -155,7 +156,6 @@ def early_decode_kernel(
         mine = (kv_head * GROUP + group).to(gl.int64)
         out_mask = (group < GROUP)[:, None] & (outs < HEAD_DIM)[None, :]
         out_at = out_ptr + row.to(gl.int64) * out_stride
-        first_place = entry.to(gl.int64) * (run_tokens // PIECE_T)
         top = gl.full([BLOCK_G], float("-inf"), gl.float32, layout=gl.SliceLayout(1, MMA))
         total = gl.zeros([BLOCK_G], gl.float32, layout=gl.SliceLayout(1, MMA))
         mixed = gl.zeros([BLOCK_G, BLOCK_D], gl.float32, layout=MMA)
@@ -192,7 +192,7 @@ def early_decode_kernel(
                     out_to = out_at + mine[:, None] * HEAD_DIM + outs[None, :]
                     gl.store(out_to, (mixed / total[:, None]).to(DTYPE), mask=out_mask)
                 else:
-                    part = (first_place + (start - begin) // PIECE_T) * HEADS + mine
+                    part = (first_place + (start - begin) // PIECE_T).to(gl.int64) * HEADS + mine
                     gl.store(sums_ptr + part[:, None] * HEAD_DIM + outs[None, :], mixed, mask=out_mask)
                     gl.store(stats_ptr + 2 * part, top, mask=group < GROUP)
                     gl.store(stats_ptr + 2 * part + 1, total, mask=group < GROUP)
@@ -200,7 +200,6 @@ def early_decode_kernel(
         if length > PIECE_T:
             thread_barrier()  # all of this program's stores come before its ticket
             ticket_at = tickets_ptr + row * KV_HEADS + kv_head
-            runs = (length + run_tokens - 1) // run_tokens
             is_last = runs == 1
             if runs > 1:
                 is_last = gl.atomic_add(ticket_at, 1, sem="acq_rel") == runs - 1
@@ -208,7 +207,7 @@ def early_decode_kernel(
                 if runs > 1:
                     gl.store(ticket_at, 0)
                 pieces = (length + PIECE_T - 1) // PIECE_T
-                first = first_place - run * (run_tokens // PIECE_T)
+                first = first_place - begin // PIECE_T
                 for one in range(GROUP):
                     of = kv_head * GROUP + one
                     _combine(

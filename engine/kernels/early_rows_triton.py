@@ -4,7 +4,7 @@
 Owns one Gluon kernel, for Hopper GPUs. As in `early_triton`, programs fill a ring in shared memory with weights, which
 nobody writes, then wait for the launch before, and only then ask for x, which has a ring of its own. One thread asks
 the tensor copy engine for everything. A tile of weights is the left side of a warp group's product and x the right one,
-so that 16 to 64 rows cost what they need and no registers hold either. The order of the K sum is that of
+so that 16 to 128 rows cost what they need and no registers hold either. The order of the K sum is that of
 `gemm_triton`: ascending steps into one float32 accumulator, or one for each chunk. It must not know which product it
 computes.
 """
@@ -133,7 +133,7 @@ def shared_layout() -> gl.NVMMASharedLayout:
 def early_rows_product(
     x: Tensor, weight: Tensor, config: GemmConfig, epilogue: str, chunks: int, out: Tensor | None
 ) -> Tensor:
-    """As `gemm_triton.product` but for "float", in dtypes of 16 bits, with multiples of 8 inputs; for up to 64 rows."""
+    """As `gemm_triton.product` but for "float", in dtypes of 16 bits, with multiples of 8 inputs, of up to 128 rows."""
     n = weight.shape[0] // 2 if epilogue == "pair" else weight.shape[0]
     (m, k), chunk = x.shape, chunk_length(x.shape[1], chunks)
     assert epilogue == "parts" or (chunks == 1 and epilogue in ("plain", "pair")), (chunks, epilogue)

@@ -96,7 +96,7 @@ def produce(
     failed, which are as many as there are jobs; whoever makes the last try sets it to 0."""
     ROWS: gl.constexpr = 64 * GROUPS
     PARTS: gl.constexpr = TILE // BOX
-    items_ptr, total_ptr, firsts_ptr, counts_ptr, taken_ptr = work
+    items_ptr, total_ptr, firsts_ptr, counts_ptr, taken_ptr, programs = work
     slots_ptr, positions_ptr, plane_slots_ptr, page_table_ptr, table_stride, slots_per_page, layer = rows
     q_descs, k_descs, v_descs = descs
     q_tile0, q_tile1, k0, k1, v0, v1 = tiles
@@ -110,7 +110,6 @@ def produce(
         v_rings = (v_rings[0], _boxes(v1, V_SLOTS * PARTS, BOX, LANES_1))
     total = gl.load(total_ptr)
     jobs = total * HEADS
-    programs = gl.minimum(gl.num_programs(0), jobs)
     job = gl.program_id(0)
     count = 0
     at = 0

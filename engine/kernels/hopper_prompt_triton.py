@@ -22,6 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from epicycle.engine.kernels.gluon_common import thread_barrier
 from epicycle.engine.kernels.hopper_prompt_feed import (
@@ -301,13 +302,18 @@ def _consume(
 )
 def hopper_prompt_kernel(
     q_desc0, q_desc1, k_desc0, k_desc1, v_desc0, v_desc1, out_ptr, items_ptr, total_ptr, firsts_ptr, counts_ptr,
-    slots_ptr, positions_ptr, plane_slots_ptr, page_table_ptr, taken_ptr,
+    slots_ptr, positions_ptr, plane_slots_ptr, page_table_ptr, taken_ptr, share_ptr,
     out_stride, table_stride, slots_per_page, layer,
     HEADS: gl.constexpr, KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, LANES_0: gl.constexpr, LANES_1: gl.constexpr,
-    GROUPS: gl.constexpr, PAGE_TOKENS: gl.constexpr, DTYPE: gl.constexpr, SCALE: gl.constexpr,
+    GROUPS: gl.constexpr, PAGE_TOKENS: gl.constexpr, DTYPE: gl.constexpr, SCALE: gl.constexpr, SHARED: gl.constexpr,
 ):  # fmt: skip
-    """Any grid of one dimension. Items are of 64 * GROUPS rows; head_dim is LANES_0 (64 or 128) + LANES_1 (0 or 32)."""
-    if gl.program_id(0) >= gl.load(total_ptr) * HEADS:
+    """Any grid of one dimension. Items are of 64 * GROUPS rows; head_dim is LANES_0 (64 or 128) + LANES_1 (0 or 32).
+    With SHARED the first share[0] programs do the work, and the launch that follows may start once they have begun."""
+    programs = gl.minimum(gl.num_programs(0), gl.load(total_ptr) * HEADS)
+    if SHARED:
+        gdc_launch_dependents()
+        programs = gl.minimum(programs, gl.load(share_ptr))
+    if gl.program_id(0) >= programs:
         return
     LAYOUT_0: gl.constexpr = k_desc0.layout
     LAYOUT_1: gl.constexpr = k_desc1.layout
@@ -347,7 +353,7 @@ def hopper_prompt_kernel(
     bars = (q_full, q_empty, k_full, v_full, done, turns)
     mail = (letters, mail_full, mail_empty)
     descs = ((q_desc0, q_desc1), (k_desc0, k_desc1), (v_desc0, v_desc1))
-    work = (items_ptr, total_ptr, firsts_ptr, counts_ptr, taken_ptr)
+    work = (items_ptr, total_ptr, firsts_ptr, counts_ptr, taken_ptr, programs)
     rows = (slots_ptr, positions_ptr, plane_slots_ptr, page_table_ptr, table_stride, slots_per_page, layer)
     held = (out_ptr, tiles, bars, mail, out_stride)
     if GROUPS == 2:
@@ -407,8 +413,10 @@ def hopper_prompt_attention(
     layer: int,
     *,
     out: Tensor | None = None,
+    share: Tensor | None = None,
 ) -> Tensor:
-    """As `prompt_attention`, for what it `takes` and items of either number of ROWS."""
+    """As `prompt_attention`, for what it `takes` and items of either number of ROWS. With `share` (`share_triton`) on
+    so many multiprocessors only, and the decode attention that is launched next runs on the others."""
     _, page_tokens, kv_heads, width = k_pool.shape
     groups = chunks.query_tile // GROUP_ROWS
     assert chunks.query_tile in ROWS, chunks.query_tile
@@ -428,6 +436,7 @@ def hopper_prompt_attention(
         rows.plane_slots,
         rows.page_table,
         chunks.work.taken,
+        chunks.work.taken if share is None else share,
         out.stride(0),
         rows.page_table.stride(0),
         rows.slots_per_page,
@@ -441,6 +450,7 @@ def hopper_prompt_attention(
         PAGE_TOKENS=page_tokens,
         DTYPE=TL_DTYPES[q.dtype],
         SCALE=width**-0.5 * 1.4426950408889634,
+        SHARED=share is not None,
         enable_fp_fusion=True,
         num_warps=4,
         maxnreg=REGISTERS,

@@ -154,6 +154,12 @@ _EARLY_ROWS = {
         GemmConfig("rows", 64, 64, 128, 4, 6, x_stages=6),
         GemmConfig("rows", 64, 64, 128, 4, 4, x_stages=4),
     ),
+    128: (
+        GemmConfig("rows", 128, 64, 128, 4, 7, x_stages=3),
+        GemmConfig("rows", 128, 64, 128, 4, 5, x_stages=4),
+        GemmConfig("rows", 128, 64, 128, 4, 3, x_stages=3),
+        GemmConfig("rows", 128, 64, 128, 4, 4, x_stages=2),
+    ),
 }
 _CANDIDATES: dict[int, tuple[GemmConfig, ...]] = {
     1: (*_ONE_ROW, *_FEW_ROWS),
@@ -185,6 +191,7 @@ _CANDIDATES: dict[int, tuple[GemmConfig, ...]] = {
         GemmConfig("tile", 64, 128, 64, 4, 5),
     ),
     128: (
+        *_EARLY_ROWS[128],
         GemmConfig("stream", 128, 64, 64, 8, 4),
         GemmConfig("stream", 64, 64, 64, 4, 5),
         GemmConfig("tile", 128, 64, 64, 4, 6),
@@ -230,6 +237,8 @@ _SPLIT_CANDIDATES: dict[int, tuple[GemmConfig, ...]] = {
 """For products of several chunks, beside the others: few tiles leave a card half empty, tiles of every chunk don't."""
 _SURE = GemmConfig("stream", 16, 32, 128, 4, 3)
 EARLY_KERNELS = ("early", "rows")
+EARLY_ROWS = 128  # with more, products take several waves of programs and let nobody start early
+LATE_US = 1.5  # what a launch that isn't early loses at either end where the others are: no product alone shows it
 LEAST_EARLY_BYTES, MOST_EARLY_BYTES = 150 << 10, 220 << 10  # of shared memory for one program: of "rows", of either
 MOST_WIDE_BYTES = 226 << 10  # and of the wide kernel, beside its barriers
 
@@ -283,7 +292,10 @@ def _fits_wide(product: Product, config: GemmConfig) -> bool:
 
 
 def _fits_early_rows(product: Product, config: GemmConfig) -> bool:
-    """The copy engine can read its lines, and its rings are there and not much smaller than they may be."""
+    """The copy engine can read its lines, and its rings are there and not much smaller than they may be. Of many rows,
+    QKV products leave room for the attention that follows: with them too, loops of 128 rows are slower."""
+    if config.block_m > 64 and product.epilogue != "pair" and product.chunks == 1:
+        return False
     weights = config.stages * config.block_n * (2 if product.epilogue == "pair" else 1)
     rings = 2 * config.block_k * (weights + config.x_stages * config.block_m)
     return product.inputs % 8 == 0 and LEAST_EARLY_BYTES <= rings <= MOST_EARLY_BYTES
@@ -366,7 +378,7 @@ def choose(products: list[Product], steps: list[int], probe: Probe, *, keeps_bit
     for product in products:
         for step in steps:
             tried = _all(product, step) if keeps_bits else {*_all(product, step), LIBRARY}
-            timed = sorted((probe.time_us(product, config, step), config.key, config) for config in tried)
+            timed = sorted((_time_us(probe, product, config, step), config.key, config) for config in tried)
             for time_us, key, config in timed:
                 at = product.name, step
                 if time_us == float("inf") or at in choices.counted:
@@ -380,6 +392,12 @@ def choose(products: list[Product], steps: list[int], probe: Probe, *, keeps_bit
                 if config.reads_count:
                     choices.counted[at] = config
     return choices
+
+
+def _time_us(probe: Probe, product: Product, config: GemmConfig, step: int) -> float:
+    """As in a loop."""
+    is_late = step <= EARLY_ROWS and config.kernel not in EARLY_KERNELS
+    return probe.time_us(product, config, step) + LATE_US * is_late
 
 
 def _all(product: Product, step: int) -> tuple[GemmConfig, ...]:

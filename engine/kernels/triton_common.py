@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from epicycle.engine.early_start import late_reason
+from epicycle.engine.kernels.ladder import EARLY_ROWS
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 
@@ -104,9 +105,6 @@ def pages_of(table_at, start, end, BLOCK_T: tl.constexpr, PAGE_TOKENS: tl.conste
 def cell_in(page, place, slots_per_page, position, PAGE_TOKENS: tl.constexpr):
     """int64 cells of `position` in `page`; place is the plane's slot plus the layer."""
     return (page.to(tl.int64) * slots_per_page + place) * PAGE_TOKENS + position % PAGE_TOKENS
-
-
-EARLY_ROWS = 64  # with more, products take several waves of programs and let nobody start early
 
 
 def starts_early(device: torch.device, rows: int = 1) -> bool:

@@ -11,17 +11,9 @@ from torch import Tensor
 from epicycle.engine.kernels.decode_attention_triton import allocate_scratch, decode_attention, plain_decode_attention
 from epicycle.engine.kernels.prompt_attention_triton import PromptChunks, plain_prompt_attention, prompt_attention
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning, plain_rope_kv, rope_kv
+from epicycle.engine.kernels.runs_triton import Runs, allocate_runs, fill_runs
 from epicycle.engine.kernels.turned_triton import TurnedRows, find_places, plain_turned
-from epicycle.engine.kernels.work_triton import (
-    WorkList,
-    allocate_work,
-    fill_runs,
-    fill_work,
-    list_tiles,
-    plain_run,
-    plain_tiles,
-    plain_work,
-)
+from epicycle.engine.kernels.work_triton import allocate_work, list_tiles, plain_tiles
 from tests.fakes.paged import PAGE_TOKENS, Paged, equal, paged, relative_error
 
 CPU = torch.device("cpu")
@@ -43,18 +35,27 @@ def decode_case(heads: int, kv_heads: int, width: int, pairs: bool) -> tuple[Pag
     return pool, rows, pool.turning(pairs), qkv
 
 
-def work_of(rows: RowAddresses, run: int) -> WorkList:
-    work = allocate_work(20, CPU)
-    fill_work(work, torch.where(rows.slots >= 0, rows.positions + 1, 0).int(), run)
+def work_of(rows: RowAddresses, kv_heads: int, programs: int, length: int) -> Runs:
+    work = allocate_runs(20, CPU)
+    fill_runs(work, torch.where(rows.slots >= 0, rows.positions + 1, 0).int(), PIECE, programs, kv_heads, length=length)
     return work
 
 
 def decode(
-    pool: Paged, rows: RowAddresses, q: Tensor, turning: Turning | None = None, run: int = PIECE, tile: int = 16
+    pool: Paged,
+    rows: RowAddresses,
+    q: Tensor,
+    turning: Turning | None = None,
+    *,
+    length: int = 1,
+    programs: int = 8,
+    tile: int = 16,
 ) -> Tensor:
-    scratch = allocate_scratch(40, len(rows.slots), pool.heads, pool.kv_heads, pool.width, CPU)
+    """By that many programs, in runs of `length` pieces; 0 for what suits."""
+    scratch = allocate_scratch(20, len(rows.slots), pool.heads, pool.kv_heads, pool.width, CPU)
     out = torch.zeros(len(rows.slots), pool.heads * pool.width, dtype=q.dtype)
-    common = (q, pool.heads, rows, work_of(rows, run), scratch, pool.k, pool.v, LAYER)
+    work = work_of(rows, pool.kv_heads, programs, length)
+    common = (q, pool.heads, rows, work, scratch, pool.k, pool.v, LAYER)
     decode_attention(*common, turning=turning, out=out, piece=PIECE, tile=tile)
     assert not bool(scratch.tickets.any())
     return out
@@ -100,10 +101,11 @@ def test_rotation_inside_attention_changes_no_bit(heads: int, kv_heads: int, wid
     assert equal(pool.k, other.k) and equal(pool.v, other.v)
 
 
-@pytest.mark.parametrize("run", [2 * PIECE, 4 * PIECE])
-def test_the_length_of_a_run_changes_no_bit(run: int) -> None:
+@pytest.mark.parametrize(("length", "programs"), [(2, 8), (4, 3), (0, 8), (0, 6), (0, 4), (0, 2), (0, 1)])
+def test_how_rows_are_cut_in_runs_changes_no_bit(length: int, programs: int) -> None:
     pool, rows, turning, qkv = decode_case(6, 2, 16, False)
-    assert torch.equal(decode(pool, rows, qkv, turning), decode(pool, rows, qkv, turning, run))
+    cut = decode(pool, rows, qkv, turning, length=length, programs=programs)
+    assert torch.equal(decode(pool, rows, qkv, turning), cut)
 
 
 def test_a_decode_row_alone_has_the_bits_it_has_in_company() -> None:
@@ -137,7 +139,7 @@ def test_packed_prompts_err_at_most_twice_as_much_as_plain_torch(heads: int, kv_
     rows = pool.rows(slots, positions, planes)
     counts = torch.tensor([count for _, _, count, _ in chunks], dtype=torch.int32)
     work = allocate_work(10, CPU)
-    fill_work(work, counts, 16)
+    list_tiles(work, counts, torch.tensor([first for _, first, _, _ in chunks], dtype=torch.int32), 16)
     packed = PromptChunks((torch.cumsum(counts, 0) - counts).int(), counts, work, 16)
     q = torch.randn(len(slots), heads * width).half()
     exact = plain_prompt_attention(q.float(), heads, rows, packed, pool.k.float(), pool.v.float(), LAYER)
@@ -146,37 +148,9 @@ def test_packed_prompts_err_at_most_twice_as_much_as_plain_torch(heads: int, kv_
     assert relative_error(actual, exact) <= 2 * relative_error(plain, exact) + 1e-6
 
 
-def test_work_lists_cut_every_owner_in_order() -> None:
-    sizes = [0, 1, 16, 17, -1, 3000]
-    work = allocate_work(256, CPU)
-    fill_work(work, torch.tensor(sizes, dtype=torch.int32), 16)
-    assert [list(entry) for entry in plain_work(sizes, 16)] == work.items[: int(work.total)].tolist()
-
-
 @pytest.mark.parametrize("sizes", [[0, 1, 16, 17, -1, 3000], [5], [64, 64, 64], [40, 1500, 16, 90]])
 def test_tiles_come_in_order_of_where_they_begin(sizes: list[int]) -> None:
     starts = [7, 0, 160, 0, 3, 48][: len(sizes)]
     work = allocate_work(256, CPU)
     list_tiles(work, *(torch.tensor(column, dtype=torch.int32) for column in (sizes, starts)), 16)
     assert [list(entry) for entry in plain_tiles(sizes, starts, 16)] == work.items[: int(work.total)].tolist()
-
-
-@pytest.mark.parametrize(
-    ("sizes", "programs", "jobs_each", "run"),
-    [
-        ([37, 3], 12, 3, 1),  # 4 pieces, 12 jobs: one round as they are
-        ([37, 20], 6, 3, 3),  # a run of 3 pieces and one of 2, six jobs
-        ([16 * 8] * 4, 16, 4, 8),  # a row each
-        ([16 * 8 + 1] * 4, 16, 4, 9),  # a position more is no run of its own
-        ([16 * 129] * 4, 16, 1, 33),  # not 32, which would leave a fifth run of one piece
-        ([16 * 500, 0, -1], 2, 1, 50),  # ten runs, five for each program
-    ],
-)
-def test_runs_are_as_long_as_keeps_programs_busy_alike(
-    sizes: list[int], programs: int, jobs_each: int, run: int
-) -> None:
-    assert run == plain_run(sizes, 16, programs, jobs_each)
-    work = allocate_work(600, CPU)
-    fill_runs(work, torch.tensor(sizes, dtype=torch.int32), 16, programs, jobs_each)
-    assert 16 * run == int(work.piece)
-    assert [list(entry) for entry in plain_work(sizes, 16 * run)] == work.items[: int(work.total)].tolist()

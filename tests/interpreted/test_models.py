@@ -107,7 +107,7 @@ def test_a_model_computes_through_the_kernels_what_it_computes_on_the_cpu(name: 
 
 @pytest.mark.parametrize(
     ("prompt_rows", "context", "expected"),
-    [(0, 1024, False), (1, 4096, True), (512, 65536, False), (2048, 65536, True)],
+    [(0, 1024, False), (64, 4096, False), (128, 4096, True), (512, 65536, False), (2048, 65536, True)],
 )
 def test_prompts_are_attended_to_beside_decode_rows_where_no_few_of_their_programs_are_long(
     prompt_rows: int, context: int, expected: bool, monkeypatch: pytest.MonkeyPatch
@@ -116,7 +116,8 @@ def test_prompts_are_attended_to_beside_decode_rows_where_no_few_of_their_progra
     pool = make_pool(spec_of(MODELS["ouro"][0]))
     table = torch.zeros(1, context // pool.page_tokens, dtype=torch.int32)
     attention = PagedAttention(pool, table, 16, decode_rows=1, prompt_rows=2048)
-    assert expected == attention.runs_beside(prompt_rows)
+    assert expected == attention.forks(1, prompt_rows)
+    assert not attention.forks(0, prompt_rows)
 
 
 def test_fused_ends_have_the_bits_of_the_model_s_and_leave_out_rows_beyond_the_count() -> None:

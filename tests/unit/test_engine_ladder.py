@@ -58,7 +58,7 @@ class TestLadder:
         assert TickShape(48, 0) == ladder.shape(33, 0)
         assert TickShape(100, 0) == ladder.shape(97, 0)
         assert TickShape(0, 128) == ladder.shape(0, 1)
-        assert TickShape(32, 224) == ladder.shape(9, 129)
+        assert TickShape(16, 240) == ladder.shape(9, 129)
         assert TickShape(0, 0) == ladder.shape(0, 0)
 
     def test_few_decode_rows_take_their_places_out_of_the_prompts_rung(self) -> None:
@@ -72,7 +72,7 @@ class TestLadder:
                 ladder.shape(200, 800),
             )
         ]
-        assert TickShape(128, 256) == ladder.shape(65, 200)  # a rung of 256 would be half theirs
+        assert TickShape(96, 256) == ladder.shape(65, 200)  # a rung of 256 would be half theirs
 
     @pytest.mark.parametrize("decode", [1, 8, 9, 64, 100, 200])
     def test_prompt_room_fills_a_rung_of_both(self, decode: int) -> None:
@@ -85,7 +85,7 @@ class TestLadder:
 
     def test_rows_that_begin_to_decode_do_not_stop_a_chunk_on_its_way(self) -> None:
         ladder = Ladder.of(200, 2048)
-        assert TickShape(32, 2048) == ladder.shape(9, ladder.prompt_room(8, 2048))
+        assert TickShape(16, 2048) == ladder.shape(9, ladder.prompt_room(8, 2048))
 
     @pytest.mark.parametrize("slots", [1, 2, 7, 128, 129, 300, 1000])
     def test_every_shape_is_among_those_that_are_made_ready(self, slots: int) -> None:

@@ -23,7 +23,9 @@ from epicycle.engine.kernels import (
     noise_triton,
     norm_triton,
     rope_kv_triton,
+    runs_triton,
     sample_triton,
+    share_triton,
     silu_triton,
     tick_triton,
     wide_triton,
@@ -150,7 +152,7 @@ def test_products_of_one_row_ask_for_weights_before_they_wait(product: Product, 
         assert 4 * (config.stages - 1) <= found.sass[:waits].count("LDGSTS.E.BYPASS.128")
 
 
-@pytest.mark.parametrize("rows", [16, 32, 64])
+@pytest.mark.parametrize("rows", [16, 32, 64, 128])
 @pytest.mark.parametrize("product", ONE_ROW[:3], ids=[product.name for product in ONE_ROW[:3]])
 def test_products_of_a_few_rows_ask_for_weights_before_they_wait(product: Product, rows: int, tmp_path: Path) -> None:
     configs = [config for config in candidates(product, rows) if config.kernel == "rows"]
@@ -273,14 +275,21 @@ def _silu() -> tuple[Any, dict[str, str], dict[str, Any]]:
     return silu_triton.silu_mul_kernel, arguments, {"BLOCK_W": 1024, "DTYPE": tl.bfloat16}
 
 
-def _work() -> tuple[Any, dict[str, str], dict[str, Any]]:
-    arguments = {"sizes_ptr": I, "items_ptr": I, "total_ptr": I, "piece_ptr": I, "owners": N, "capacity": N}
-    arguments |= {"piece": N, "programs": N, "jobs_each": N}
-    return work_triton.work_kernel, arguments, {"MOST_RUN": work_triton.MOST_RUN, "OWNERS": 128, "START": 1}
+def _runs() -> tuple[Any, dict[str, str], dict[str, Any]]:
+    arguments = dict.fromkeys(("sizes_ptr", "items_ptr", "total_ptr", "programs_ptr", "share_ptr"), I)
+    arguments |= dict.fromkeys(("rows", "capacity", "piece", "programs", "heads", "length"), N)
+    constants = {"MOST_RUN": runs_triton.MOST_RUN, "MOST_GROUPS": runs_triton.MOST_GROUPS}
+    return runs_triton.runs_kernel, arguments, {**constants, "ROWS": 128, "START": 2, "SHARED": True}
+
+
+def _share() -> tuple[Any, dict[str, str], dict[str, Any]]:
+    arguments = dict.fromkeys(("share_ptr", "sizes_ptr", "starts_ptr", "counts_ptr"), I)
+    arguments |= dict.fromkeys(("rows", "chunks", "item_rows", "heads", "kv_heads", "all_of_them"), N)
+    return share_triton.share_kernel, arguments, {"ROWS": 128, "CHUNKS": 32, "ROW_START": 64, "ITEM_START": 512}
 
 
 def _tiles() -> tuple[Any, dict[str, str], dict[str, Any]]:
-    arguments = dict.fromkeys(("sizes_ptr", "starts_ptr", "items_ptr", "total_ptr", "piece_ptr"), I)
+    arguments = dict.fromkeys(("sizes_ptr", "starts_ptr", "items_ptr", "total_ptr"), I)
     return work_triton.tiles_kernel, arguments | {"owners": N, "capacity": N, "piece": N}, {"OWNERS": 32}
 
 
@@ -310,7 +319,7 @@ def _put() -> tuple[Any, dict[str, str], dict[str, Any]]:
     return tick_triton.put_kernel, arguments, {"WIDTH": 10560, "BLOCK": 1024}
 
 
-SMALL = [_norm, _gate, _rope_kv, _rope, _exit, _fill, _noise, _argmax, _silu, _work, _tiles, _starters, _put]
+SMALL = [_norm, _gate, _rope_kv, _rope, _exit, _fill, _noise, _argmax, _silu, _runs, _share, _tiles, _starters, _put]
 
 
 @pytest.mark.parametrize("case", SMALL, ids=[case.__name__.strip("_") for case in SMALL])

@@ -33,22 +33,23 @@ def decode_arguments(pairs: bool) -> dict[str, str]:
     turn = F if pairs else H
     pointers = dict.fromkeys(("q_ptr", "k_pool_ptr", "v_pool_ptr", "out_ptr", "bias_ptr"), H)
     pointers |= {"sums_ptr": F, "stats_ptr": F, "cos_ptr": turn, "sin_ptr": turn, "plane_slots_ptr": I}
-    pointers |= dict.fromkeys(("tickets_ptr", "items_ptr", "total_ptr", "run_ptr"), I)
+    pointers |= dict.fromkeys(("tickets_ptr", "items_ptr", "total_ptr", "programs_ptr"), I)
     sizes = {"q_stride16": N, "out_stride16": N, "turn_stride16": N, "layer": N, "scale": "fp32"}
     return {**pointers, **sizes, **ROWS}
 
 
+@pytest.mark.parametrize("is_shared", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads", "width", "pairs"), MODELS)
 def test_decode_attention_keeps_everything_in_registers(
-    heads: int, kv_heads: int, width: int, pairs: bool, tmp_path: Path
+    heads: int, kv_heads: int, width: int, pairs: bool, is_shared: bool, tmp_path: Path
 ) -> None:
     lanes_0, lanes_1 = decode_attention_triton.lanes_of(width)
     constants = {"HEADS": heads, "KV_HEADS": kv_heads, "HEAD_DIM": width, "LANES_0": lanes_0, "LANES_1": lanes_1}
     constants |= {"BLOCK_G": 16}
     constants |= {"BLOCK_T": decode_attention_triton.TILE, "PIECE_T": decode_attention_triton.PIECE}
     flags: dict[str, Any] = {"PAGE_TOKENS": 16, "FUSED": True, "PAIRS": pairs, "HAS_BIAS": pairs, "DTYPE": tl.bfloat16}
-    flags["EARLY"] = True
     config = decode_attention_triton.DecodeConfig()
+    flags |= {"EARLY": not is_shared, "BESIDE": is_shared}
     found = compiled(
         decode_attention_triton.decode_kernel,
         decode_arguments(pairs),
@@ -59,6 +60,8 @@ def test_decode_attention_keeps_everything_in_registers(
     )
     assert (0, 0) == (found.stack_bytes, found.spills)
     assert "LDGSTS" in found.sass
+    if is_shared:  # it waits for the launch beside it at its end only
+        assert found.sass.index("HMMA.16816") < found.sass.index("ACQBULK")
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "width", "pairs"), MODELS)
@@ -107,10 +110,11 @@ def test_prompt_attention_uses_warp_group_products_and_waits_for_none_of_them_al
         assert 3 * found.sass.count("WARPGROUP.DEPBAR") < found.sass.count("HGMMA")
 
 
+@pytest.mark.parametrize("is_shared", [False, True])
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize(("heads", "kv_heads", "width", "pairs"), MODELS)
 def test_prompt_attention_for_hopper_brings_kv_by_itself_and_waits_for_few_products(
-    heads: int, kv_heads: int, width: int, pairs: bool, groups: int, tmp_path: Path
+    heads: int, kv_heads: int, width: int, pairs: bool, groups: int, is_shared: bool, tmp_path: Path
 ) -> None:
     kernel = hopper_prompt_triton
     lanes_0, lanes_1 = kernel.LANES[width]
@@ -121,13 +125,14 @@ def test_prompt_attention_for_hopper_brings_kv_by_itself_and_waits_for_few_produ
             layout = gl.NVMMASharedLayout(swizzle_byte_width=kernel.SWIZZLE[lanes], element_bitwidth=16, rank=2)
             arguments[f"{name}_desc{part}"] = f"tensordesc<bf16[{rows},{lanes}],{layout!r}>"
     arguments |= {"out_ptr": H, "out_stride16": N, "layer": N}
-    names = ("items_ptr", "total_ptr", "firsts_ptr", "counts_ptr", "plane_slots_ptr", "taken_ptr")
+    names = ("items_ptr", "total_ptr", "firsts_ptr", "counts_ptr", "plane_slots_ptr", "taken_ptr", "share_ptr")
     arguments |= dict.fromkeys(names, I) | ROWS
     constants = {"HEADS": heads, "KV_HEADS": kv_heads, "HEAD_DIM": width, "LANES_0": lanes_0, "LANES_1": lanes_1}
-    constants |= {"GROUPS": groups, "PAGE_TOKENS": 16, "DTYPE": tl.bfloat16, "SCALE": 0.125}
+    constants |= {"GROUPS": groups, "PAGE_TOKENS": 16, "DTYPE": tl.bfloat16, "SCALE": 0.125, "SHARED": is_shared}
     found = compiled(kernel.hopper_prompt_kernel, arguments, constants, tmp_path, num_warps=4, maxnreg=kernel.REGISTERS)
     assert found.shared_bytes <= 227 * 1024
     assert "UTMALDG" in found.sass
+    assert ("PREEXIT" in found.sass) == is_shared  # the launch behind it may begin
     assert 4 * found.sass.count("WARPGROUP.DEPBAR") < found.sass.count("HGMMA")
     # A barrier doesn't wait for loads under way: q's place is given up behind the first products of it.
     for loads in re.findall(r"LDSM(?:(?!LDSM).)*?HGMMA", found.sass, flags=re.DOTALL):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
+
 from epicycle.engine.kernels.ladder import (
     EXACT,
+    LATE_US,
     LIBRARY,
     STEPS,
     TURNED,
@@ -97,14 +100,14 @@ def test_only_few_rows_are_for_early_kernels_and_never_where_a_count_decides() -
     head, shapes = Product("head", 49152, 2048, "float"), (PLAIN, Product("split", 2048, 5632, chunks=4))
     tried = {step: {config.kernel for shape in shapes for config in candidates(shape, step)} for step in STEPS}
     assert [1] == [step for step in STEPS if "early" in tried[step]]
-    assert [16, 32, 64] == [step for step in STEPS if "rows" in tried[step]]
+    assert [16, 32, 64, 128] == [step for step in STEPS if "rows" in tried[step]]
     assert {"early", "rows"}.isdisjoint(config.kernel for step in STEPS for config in candidates(head, step))
 
 
 def test_rings_of_early_kernels_leave_little_of_a_multiprocessor_and_need_lines_of_16_bytes() -> None:
     for product in (PLAIN, Product("split", 2048, 5632, chunks=4), Product("pair", 5632, 2048, "pair")):
         tiles = 2 if product.epilogue == "pair" else 1
-        for step in (16, 32, 64):
+        for step in (16, 32, 64, 128)[: 3 if product is PLAIN else 4]:
             found = [config for config in candidates(product, step) if config.kernel == "rows"]
             assert found and all(config.block_m == step for config in found)
             for config in found:
@@ -112,6 +115,18 @@ def test_rings_of_early_kernels_leave_little_of_a_multiprocessor_and_need_lines_
                 assert 150 << 10 <= 2 * config.block_k * lines <= 220 << 10
     odd = Product("odd", 6144, 2044)
     assert all(config.kernel != "rows" for step in STEPS for config in candidates(odd, step))
+
+
+def test_many_rows_of_a_plain_product_leave_room_for_the_attention_behind_it() -> None:
+    assert all(config.kernel != "rows" for config in candidates(PLAIN, 128))
+
+
+@pytest.mark.parametrize(("step", "expected"), [(128, "rows"), (256, "library")])
+def test_a_launch_that_is_not_early_must_win_more_than_it_loses_at_either_end(step: int, expected: str) -> None:
+    pair = Product("pair", 5632, 2048, "pair")
+    rows = next(config for config in candidates(pair, 128) if config.kernel == "rows")
+    probe = FakeProbe({LIBRARY.key: 5.0, rows.key: 5.0 + LATE_US / 2})
+    assert expected == choose([pair], [step], probe).get(pair, step).kernel
 
 
 def test_a_counted_product_takes_the_fastest_equal_one_that_reads_a_count() -> None:

@@ -15,7 +15,8 @@ from epicycle.engine.kernels.bench.shapes import Shape
 from epicycle.engine.kernels.decode_attention_triton import PIECE, DecodeScratch, allocate_scratch, list_runs
 from epicycle.engine.kernels.prompt_attention_triton import PromptChunks
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning
-from epicycle.engine.kernels.work_triton import WorkList, allocate_work, fill_work, list_tiles
+from epicycle.engine.kernels.runs_triton import Runs, allocate_runs, fill_runs
+from epicycle.engine.kernels.work_triton import allocate_work, list_tiles
 
 PAGE_TOKENS = 16
 
@@ -47,18 +48,19 @@ def make_rows(pool: Pool, slots: Sequence[int], positions: Sequence[int], window
 @dataclass(frozen=True, slots=True)
 class DecodeBatch:
     rows: RowAddresses
-    work: WorkList
+    work: Runs
     scratch: DecodeScratch
 
 
 def decode_batch(shape: Shape, pool: Pool, lengths: Sequence[int], run: int) -> DecodeBatch:
-    """One row for each request of `lengths` tokens (the row's own included), in runs of `run`; 0 for what suits."""
+    """One row for each request of `lengths` tokens (the row's own included), in runs of so many tokens; 0 for what
+    suits."""
     count = len(lengths)
     rows = make_rows(pool, range(count), [length - 1 for length in lengths], count, max(lengths))
     entries = sum(-(-length // PIECE) for length in lengths)
-    work, sizes = allocate_work(entries, torch.device("cuda")), torch.tensor(lengths, dtype=torch.int32, device="cuda")
+    work, sizes = allocate_runs(entries, torch.device("cuda")), torch.tensor(lengths, dtype=torch.int32, device="cuda")
     if run:
-        fill_work(work, sizes, run)
+        fill_runs(work, sizes, PIECE, len(lengths) * 1024, 1, length=run // PIECE)
     else:
         list_runs(work, sizes, shape.kv_heads, shape.head_dim)
     scratch = allocate_scratch(entries, count, shape.heads, shape.kv_heads, shape.head_dim, torch.device("cuda"))
