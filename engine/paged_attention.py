@@ -24,6 +24,7 @@ from epicycle.engine.kernels.prompt_attention_triton import QUERY_TILE, PromptCh
 from epicycle.engine.kernels.prompt_check import hopper_prompt_holds
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning, rope_kv
 from epicycle.engine.kernels.runs_triton import allocate_runs
+from epicycle.engine.kernels.share_check import share_holds
 from epicycle.engine.kernels.share_triton import share_out
 from epicycle.engine.kernels.tick_triton import addresses, write_kv
 from epicycle.engine.kernels.triton_common import multiprocessors, starts_early
@@ -72,7 +73,8 @@ class PagedAttention:
         self.reads_ahead = turns_pairs is not None and early_holds(*shape, turns_pairs, pool.k.dtype, device)
         self.side = SideStream(device)
         self.is_hopper = self.flash.prompt is None and hopper_prompt_holds(*shape, pool.k.dtype, device)
-        self.shares_card = self.is_hopper and self.flash.decode is None and starts_early(device)
+        takes_both = self.is_hopper and self.flash.decode is None
+        self.shares_card = takes_both and share_holds(*shape, pool.k.dtype, device)
         self.prompt_work = allocate_work(-(-prompt_rows // QUERY_TILE) + MOST_CHUNKS, device)
 
     def rows(self, frame: Frame) -> PagedRows:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-PARTS = ("ouro", "checks", "huginn")
+PARTS = ("ouro", "checks", "huginn", "beside")
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -69,6 +69,24 @@ def test_attention_of_one_row_may_begin_early_with_the_same_bits(heads: int, kv_
     ("heads", "kv_heads", "width", "page_tokens"),
     [(16, 16, 128, 16), (55, 55, 96, 16), (48, 8, 128, 16), (4, 2, 64, 32)],
 )
+def test_prompts_and_decode_rows_that_share_the_card_have_the_bits_they_have_in_turn(
+    heads: int, kv_heads: int, width: int, page_tokens: int
+) -> None:
+    import torch
+
+    from epicycle.engine.kernels.hopper_prompt_triton import takes
+    from epicycle.engine.kernels.share_check import share_holds
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    if not takes(width, page_tokens, torch.bfloat16, device):
+        pytest.skip("this card has no kernel that shares it")
+    assert share_holds(heads, kv_heads, width, page_tokens, torch.bfloat16, device)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width", "page_tokens"),
+    [(16, 16, 128, 16), (55, 55, 96, 16), (48, 8, 128, 16), (4, 2, 64, 32)],
+)
 def test_prompts_of_a_hopper_card_have_the_bits_of_the_kernel_for_all(
     heads: int, kv_heads: int, width: int, page_tokens: int
 ) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from epicycle.engine.kernels.bench import checks
+from epicycle.engine.kernels.bench.beside import Tick, time_beside
 from epicycle.engine.kernels.bench.loops import (
     Attend,
     Core,
@@ -49,6 +50,12 @@ from epicycle.engine.kernels.triton_common import multiplies_in_groups
 
 OURO_TOKENS, HUGINN_TOKENS = 1088, 544  # a row's in the middle of the workloads' outputs; a power of two would flatter
 ROWS = (1, 8, 16, 32, 64, 128, 256, 512, 2048)
+BESIDE = (  # a length of decode rows, then how many of them beside which chunks
+    (OURO, 1090, ((20, ((0, 1024), (0, 992))), (60, ((0, 1024), (0, 960))), (107, ((0, 1024), (0, 896))))),
+    (OURO, 2080, ((20, ((32, 2016),)),)),
+    (OURO, 16448, ((7, ((8192, 2040),)),)),
+    (HUGINN, 544, ((40, ((0, 512), (0, 512), (0, 512), (0, 464))),)),
+)
 
 
 class Bench:
@@ -209,6 +216,13 @@ class Bench:
         print(f"{name:66s} {took / 1000:8.3f} ms  floor {floor_us / 1000:7.3f} ({floor_us / took:4.0%})", flush=True)
         return took
 
+    def time_beside(self, shape: Shape, core: Core, tick: Tick) -> dict[str, object]:
+        """One tick of decode rows beside prompt rows."""
+        turn = next(iter(turning_configs(shape)), None)
+        found = time_beside(shape, core, self.pick, turn, tick)
+        print(f"{shape.name} beside {found}", flush=True)
+        return found
+
     def check(self, name: str, run: Callable[[], checks.Report]) -> checks.Report:
         """Run a check and say how it went."""
         try:
@@ -277,7 +291,25 @@ def run_huginn(bench: Bench) -> None:
     bench.section("decode 64", partial(bench.time_decode, HUGINN, [HUGINN_TOKENS] * 64), 2)
 
 
-PARTS: dict[str, Callable[[Bench], None]] = {"ouro": run_ouro, "checks": run_checks, "huginn": run_huginn}
+def run_beside(bench: Bench) -> None:
+    """Loops take the products that are fastest in this part's own times."""
+    for shape, length, ticks in BESIDE:
+        if not holds(shape):
+            bench.report[f"beside {shape.name}"] = "left out: this card doesn't share"
+            continue
+        bench.section(f"products {shape.name}", partial(bench.time_products, shape, (2048,)), 4)
+        core = Core(shape)
+        for rows, chunks in ticks:
+            name = f"{shape.name} {rows} x {length} beside {chunks}"
+            bench.section(name, partial(bench.time_beside, shape, core, Tick((length,) * rows, chunks)), 4)
+
+
+PARTS: dict[str, Callable[[Bench], None]] = {
+    "ouro": run_ouro,
+    "checks": run_checks,
+    "huginn": run_huginn,
+    "beside": run_beside,
+}
 """Each in a process of its own, so that one that breaks the device's context doesn't take the others with it."""
 
 
