@@ -154,7 +154,7 @@ def _held_lanes(pool_ptr, cell, held, kv_head, lane, KV_HEADS: tl.constexpr, HEA
 @triton.jit
 def attend_run(
     q_at, bias_ptr, cos_ptr, sin_ptr, k_pool_ptr, v_pool_ptr, out_at, sums_ptr, stats_ptr, ticket_at, table_at,
-    position, place, slots_per_page, turn_stride, begin, run_tokens, first_place, runs, kv_head, scale,
+    position, place, slots_per_page, turn_stride, begin, run_tokens, item, kv_head, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, LANES_0: tl.constexpr, LANES_1: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_T: tl.constexpr, PIECE_T: tl.constexpr, PAGE_TOKENS: tl.constexpr,
     FUSED: tl.constexpr, PAIRS: tl.constexpr, HAS_BIAS: tl.constexpr, EARLY: tl.constexpr, DTYPE: tl.constexpr,
@@ -162,7 +162,7 @@ def attend_run(
     """One run of one row for the queries of one KV head; whoever ends a row's last run adds its pieces up.
 
     q_at, out_at and table_at point to the row's own q (the QKV product when FUSED), result and pages; place is
-    plane_slot + layer; ticket_at belongs to the row and KV head. A head is LANES_0 lanes and, where that isn't all of
+    plane_slot + layer; ticket_at belongs to the row and KV head, item to the run. A head is LANES_0 lanes and, where that isn't all of
     it, LANES_1 more.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -194,6 +194,7 @@ def attend_run(
     mask0 = (member < GROUP)[:, None] & (lane0 < HEAD_DIM)[None, :]
     mask1 = (member < GROUP)[:, None] & (lane1 < HEAD_DIM)[None, :]
     out_to = out_at + head[:, None] * HEAD_DIM
+    first_place, runs = tl.load(item + 3), tl.load(item + 4)
     top = tl.full((BLOCK_G,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_G,), tl.float32)
     mixed0 = tl.zeros((BLOCK_G, LANES_0), tl.float32)
@@ -278,7 +279,6 @@ def decode_kernel(
     for job in range(tl.program_id(0), jobs, programs):
         # What the next job needs to know is on its way while this one runs.
         item = items_ptr + job // KV_HEADS * COLUMNS
-        first_place, runs = tl.load(item + 3), tl.load(item + 4)
         following = job + programs
         next_item = items_ptr + following // KV_HEADS * COLUMNS
         next_row = tl.load(next_item, mask=following < jobs, other=0)
@@ -290,7 +290,7 @@ def decode_kernel(
                 out_ptr + row.to(tl.int64) * out_stride, sums_ptr, stats_ptr,
                 tickets_ptr + row * KV_HEADS + job % KV_HEADS, page_table_ptr + slot.to(tl.int64) * table_stride,
                 position, plane_slot + layer, slots_per_page, turn_stride, PIECE_T * begin, PIECE_T * pieces,
-                first_place, runs, job % KV_HEADS, scale,
+                item, job % KV_HEADS, scale,
                 HEADS, KV_HEADS, HEAD_DIM, LANES_0, LANES_1, BLOCK_G, BLOCK_T, PIECE_T, PAGE_TOKENS,
                 FUSED, PAIRS, HAS_BIAS, EARLY, DTYPE,
             )  # fmt: skip

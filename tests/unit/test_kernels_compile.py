@@ -156,7 +156,7 @@ def test_products_of_one_row_ask_for_weights_before_they_wait(product: Product, 
 @pytest.mark.parametrize("product", ONE_ROW[:3], ids=[product.name for product in ONE_ROW[:3]])
 def test_products_of_a_few_rows_ask_for_weights_before_they_wait(product: Product, rows: int, tmp_path: Path) -> None:
     configs = [config for config in candidates(product, rows) if config.kernel == "rows"]
-    assert configs
+    assert bool(configs) == (rows < 128 or product.epilogue == "pair" or product.chunks > 1)
     for config in configs:
         found = early_rows(config, "parts" if product.chunks > 1 else product.epilogue, tmp_path)
         assert (0, 0) == (found.stack_bytes, found.spills)
