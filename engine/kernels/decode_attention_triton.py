@@ -162,8 +162,8 @@ def attend_run(
     """One run of one row for the queries of one KV head; whoever ends a row's last run adds its pieces up.
 
     q_at, out_at and table_at point to the row's own q (the QKV product when FUSED), result and pages; place is
-    plane_slot + layer; ticket_at belongs to the row and KV head, item to the run. A head is LANES_0 lanes and, where that isn't all of
-    it, LANES_1 more.
+    plane_slot + layer; ticket_at belongs to the row and KV head, item to the run. A head is LANES_0 lanes and, where
+    that isn't all of it, LANES_1 more.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     WIDE_1: tl.constexpr = LANES_1 if LANES_1 else 16
