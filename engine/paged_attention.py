@@ -191,10 +191,10 @@ class PagedRows:
         write_kv(k, v, columns, shared.page_table, pool.facts.slots_per_page, pool.k, pool.v, layer)
         flat = q.flatten(1)
         out = torch.empty_like(flat)
-        if decode:
-            self._decode(flat[:decode], layer, out[:decode], is_once=is_once)
         if self._chunks is not None:
             self._prompt(flat[decode:], layer, out[decode:], is_once=is_once)
+        if decode:  # right behind prompts, as above
+            self._decode(flat[:decode], layer, out[:decode], is_once=is_once)
         return out.view(q.shape)
 
     def _decode(

@@ -105,6 +105,36 @@ def test_a_model_computes_through_the_kernels_what_it_computes_on_the_cpu(name: 
     torch.testing.assert_close(pool.v, expected_pool.v, atol=2e-5, rtol=2e-4)
 
 
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_decode_rows_are_attended_to_right_behind_prompts_by_a_launch_that_may_run_beside_them(
+    is_fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads what was complete before prompts' launch began, and nothing that anybody else writes."""
+    found: list[str] = []
+
+    def watched(name: str) -> None:
+        launch: Callable[..., object] = getattr(paged_attention, name)
+
+        def record(*arguments: object, **options: object) -> object:
+            found.append(name + " beside" * bool(options.get("beside")))
+            return launch(*arguments, **{**options, **({"beside": False} if "beside" in options else {})})
+
+        monkeypatch.setattr(paged_attention, name, record)
+
+    for name in ("rope_kv", "write_kv", "prompt_attention", "decode_attention"):
+        watched(name)
+    spec = spec_of(OURO)
+    ops = TritonOps()
+    model = OuroModel(spec, lively_weights(spec), ops)
+    attention = paged(make_pool(spec), spec.heads)
+    attention.shares_card = True
+    traversal = attention.rows(MIXED)
+    loop = fuse(model, ops) if is_fused else model.loop
+    loop(model.prelude(MIXED.positions, traversal), traversal)
+    layer = ["rope_kv" if is_fused else "write_kv", "prompt_attention", "decode_attention beside"]
+    assert layer * spec.layers == found
+
+
 @pytest.mark.parametrize(
     ("prompt_rows", "context", "expected"),
     [(0, 1024, False), (64, 4096, False), (128, 4096, True), (512, 65536, False), (2048, 65536, True)],
