@@ -20,18 +20,11 @@ from epicycle.engine.exits.registry import RULES
 from epicycle.engine.flash_attention import FlashParts
 from epicycle.engine.graph_runner import Part, PlainRunner
 from epicycle.engine.graphs import MOST_GRAPHS, CaptureReport, GraphRunner, parts_of
+from epicycle.engine.kernels.candidates import candidates, sure
 from epicycle.engine.kernels.gemm_triton import run_product
-from epicycle.engine.kernels.ladder import (
-    LIBRARY,
-    STEPS,
-    Choices,
-    GemmConfig,
-    Product,
-    candidates,
-    step_for,
-    sure,
-)
+from epicycle.engine.kernels.ladder import STEPS, Choices, step_for
 from epicycle.engine.kernels.product_probe import check_products, rows_that_agree
+from epicycle.engine.kernels.products import LIBRARY, GemmConfig, Product
 from epicycle.engine.kernels.triton_ops import TritonOps, product_of
 from epicycle.engine.kernels.turned_check import Heads, turned_config
 from epicycle.engine.models.base import LoopedModel

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from epicycle.engine.flash_attention import FlashParts, FlashRun, layer_view, slot_tables
 from epicycle.engine.frame import Frame
+from epicycle.engine.kernels.candidates import EARLY_ROWS
 from epicycle.engine.kernels.decode_attention_triton import PIECE, allocate_scratch, decode_attention, list_runs
 from epicycle.engine.kernels.early_check import early_holds
 from epicycle.engine.kernels.hopper_prompt_triton import hopper_prompt_attention, item_rows
-from epicycle.engine.kernels.ladder import EARLY_ROWS
 from epicycle.engine.kernels.prompt_attention_triton import QUERY_TILE, PromptChunks, prompt_attention, query_tile
 from epicycle.engine.kernels.prompt_check import hopper_prompt_holds
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning, rope_kv

@@ -23,7 +23,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from epicycle.engine.kernels.early_triton import EPILOGUES, PAIR, PARTS
 from epicycle.engine.kernels.gluon_common import load_tile, silu_mul
-from epicycle.engine.kernels.ladder import GemmConfig, chunk_length
+from epicycle.engine.kernels.products import GemmConfig, chunk_length
 from epicycle.engine.kernels.triton_common import TL_DTYPES, empty_product
 
 

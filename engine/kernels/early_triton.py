@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from epicycle.engine.kernels.gluon_common import HAS_REINTERPRET, load_later, silu_mul
-from epicycle.engine.kernels.ladder import GemmConfig, chunk_length
+from epicycle.engine.kernels.products import GemmConfig, chunk_length
 from epicycle.engine.kernels.triton_common import TL_DTYPES, empty_product, next_power
 
 EPILOGUES = {"plain": 0, "float": 1, "pair": 2, "parts": 3}

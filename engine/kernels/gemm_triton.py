@@ -21,7 +21,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from epicycle.engine.kernels.early_rows_triton import early_rows_product
 from epicycle.engine.kernels.early_triton import early_product
-from epicycle.engine.kernels.ladder import STEPS, GemmConfig, Product, chunk_length, step_for
+from epicycle.engine.kernels.ladder import STEPS, step_for
+from epicycle.engine.kernels.products import GemmConfig, Product, chunk_length
 from epicycle.engine.kernels.silu_triton import silu_mul
 from epicycle.engine.kernels.triton_common import (
     TL_DTYPES,

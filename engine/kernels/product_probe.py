@@ -14,8 +14,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from epicycle.engine.kernels.candidates import EARLY_KERNELS, sure
 from epicycle.engine.kernels.gemm_triton import added_parts, run_product
-from epicycle.engine.kernels.ladder import EARLY_KERNELS, EXACT, Choices, GemmConfig, Product, choose, sure
+from epicycle.engine.kernels.ladder import Choices, choose
+from epicycle.engine.kernels.products import EXACT, GemmConfig, Product
 from epicycle.engine.kernels.triton_common import starts_early
 
 COLD_BYTES = 200 << 20

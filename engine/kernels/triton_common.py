@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from epicycle.engine.early_start import late_reason
-from epicycle.engine.kernels.ladder import EARLY_ROWS
+from epicycle.engine.kernels.candidates import EARLY_ROWS
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 

@@ -1,8 +1,8 @@
 """`TritonOps`: the operations of `ops.Ops` through the GPU kernels, eagerly.
 
 Owns which kernel serves which operation; nothing about a row's bits depends on the other rows or on their number. The
-order of a product's sum follows from its weight's shape (`ladder.canonical_chunks`), its configuration from the choices
-made at start-up. Residual adds, embedding and sigmoid are torch's own elementwise kernels. It knows no model.
+order of a product's sum follows from its weight's shape (`products.canonical_chunks`), its configuration from the
+choices made at start-up. Residual adds, embedding and sigmoid are torch's own elementwise kernels. It knows no model.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from epicycle.engine.kernels import noise_triton
+from epicycle.engine.kernels.candidates import untimed
 from epicycle.engine.kernels.gemm_triton import added_parts, product, run_product
-from epicycle.engine.kernels.ladder import Choices, GemmConfig, Product, canonical_chunks, untimed
+from epicycle.engine.kernels.ladder import Choices
 from epicycle.engine.kernels.norm_triton import gate_logit, norm
+from epicycle.engine.kernels.products import GemmConfig, Product, canonical_chunks
 from epicycle.engine.kernels.rope_kv_triton import rope
 from epicycle.engine.kernels.silu_triton import silu_mul
 from epicycle.engine.kernels.turned_triton import TurnedRows

@@ -13,9 +13,10 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
+from epicycle.engine.kernels.candidates import TURNED, can_turn, sure
 from epicycle.engine.kernels.gemm_triton import run_product
-from epicycle.engine.kernels.ladder import TURNED, GemmConfig, Product, can_turn, sure
 from epicycle.engine.kernels.product_probe import cancelling, cold_copies, graph_us
+from epicycle.engine.kernels.products import GemmConfig, Product
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning, rope_kv
 from epicycle.engine.kernels.turned_triton import TurnedRows, find_places
 from epicycle.engine.kernels.wide_triton import turn_product

@@ -28,7 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from epicycle.engine.kernels.gluon_common import HAS_REINTERPRET, halves, load_tile, silu_mul, store_tile
-from epicycle.engine.kernels.ladder import GemmConfig, chunk_length
+from epicycle.engine.kernels.products import GemmConfig, chunk_length
 from epicycle.engine.kernels.triton_common import TL_DTYPES, empty_product, multiplies_in_groups, multiprocessors
 from epicycle.engine.kernels.turned_triton import TurnedRows, load_angles, store_turned
 
@@ -303,7 +303,7 @@ def wide_product(
     """As `gemm_triton.product`, without bias, rows, counts and the epilogue "float". Raises RuntimeError where the card
     or the dtype has no such products; its torch twin is `gemm_triton.plain_product`.
 
-    With the epilogue "turned", `turned` says what becomes of a QKV product that `ladder.can_turn` allows, and
+    With the epilogue "turned", `turned` says what becomes of a QKV product that `candidates.can_turn` allows, and
     the result is its q; the twin is that product and `rope_kv_triton.rope_kv`.
     """
     if not multiplies_in_groups(x.device) or x.dtype not in (torch.bfloat16, torch.float16):

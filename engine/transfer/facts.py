@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from epicycle.engine.kernels.ladder import canonical_chunks
+from epicycle.engine.kernels.products import canonical_chunks
 from epicycle.engine.selfcheck import linear_shapes
 from epicycle.engine.transfer.blocks import BlockShape, block_shape
 from epicycle.transport.config import TransferConfig

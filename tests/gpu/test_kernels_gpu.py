@@ -119,7 +119,8 @@ def test_products_that_turn_their_rows_leave_the_bits_of_a_launch_behind_them(
 ) -> None:
     import torch
 
-    from epicycle.engine.kernels.ladder import TURNED, Product, can_turn
+    from epicycle.engine.kernels.candidates import TURNED, can_turn
+    from epicycle.engine.kernels.products import Product
     from epicycle.engine.kernels.triton_common import multiplies_in_groups
     from epicycle.engine.kernels.turned_check import Heads, is_equal
 

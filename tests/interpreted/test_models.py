@@ -11,9 +11,10 @@ from torch import Tensor
 
 from epicycle.engine import paged_attention
 from epicycle.engine.frame import Frame, FrameAttention, PlainAttention
-from epicycle.engine.kernels.ladder import TURNED, GemmConfig
+from epicycle.engine.kernels.candidates import TURNED
 from epicycle.engine.kernels.ops import Ops
 from epicycle.engine.kernels.plain import PlainOps
+from epicycle.engine.kernels.products import GemmConfig
 from epicycle.engine.kernels.rope_kv_triton import Turning
 from epicycle.engine.kernels.triton_ops import TritonOps
 from epicycle.engine.kernels.turned_triton import TurnedRows, plain_turned

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from epicycle.engine.kernels.gemm_triton import added_parts, plain_product, product
-from epicycle.engine.kernels.ladder import GemmConfig
+from epicycle.engine.kernels.products import GemmConfig
 from tests.fakes.paged import relative_error
 
 STREAM = GemmConfig("stream", 16, 32, 64, 4, 3)

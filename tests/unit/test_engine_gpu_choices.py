@@ -7,7 +7,9 @@ import torch
 
 gpu = pytest.importorskip("epicycle.engine.gpu", reason="needs Triton")
 
-from epicycle.engine.kernels.ladder import TURNED, Choices, GemmConfig, Product, sure  # noqa: E402
+from epicycle.engine.kernels.candidates import TURNED, sure  # noqa: E402
+from epicycle.engine.kernels.ladder import Choices  # noqa: E402
+from epicycle.engine.kernels.products import GemmConfig, Product  # noqa: E402
 from tests.fakes.tiny_models import OURO, spec_of  # noqa: E402
 
 CPU = torch.device("cpu")

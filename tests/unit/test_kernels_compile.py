@@ -31,17 +31,9 @@ from epicycle.engine.kernels import (
     wide_triton,
     work_triton,
 )
-from epicycle.engine.kernels.ladder import (
-    MOST_EARLY_BYTES,
-    MOST_WIDE_BYTES,
-    STEPS,
-    TURNED,
-    GemmConfig,
-    Product,
-    can_turn,
-    candidates,
-    chunk_length,
-)
+from epicycle.engine.kernels.candidates import MOST_EARLY_BYTES, MOST_WIDE_BYTES, TURNED, can_turn, candidates
+from epicycle.engine.kernels.ladder import STEPS
+from epicycle.engine.kernels.products import GemmConfig, Product, chunk_length
 from tests.fakes.compiled import ROWS, Compiled, F, H, I, L, N, compiled
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

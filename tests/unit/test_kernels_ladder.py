@@ -6,22 +6,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from epicycle.engine.kernels.ladder import (
-    EXACT,
-    LATE_US,
-    LIBRARY,
-    STEPS,
-    TURNED,
-    GemmConfig,
-    Product,
-    can_turn,
-    candidates,
-    canonical_chunks,
-    choose,
-    step_for,
-    sure,
-    untimed,
-)
+from epicycle.engine.kernels.candidates import TURNED, can_turn, candidates, sure, untimed
+from epicycle.engine.kernels.ladder import LATE_US, STEPS, choose, step_for
+from epicycle.engine.kernels.products import EXACT, LIBRARY, GemmConfig, Product, canonical_chunks
 
 PLAIN = Product("plain", 6144, 2048)
 STREAMS = [config for config in candidates(PLAIN, 1) if config.kernel == "stream"][:2]

@@ -8,8 +8,8 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="triton isn't installed: pip install 'triton>=3.6'")
 
-from epicycle.engine.kernels.ladder import Product
 from epicycle.engine.kernels.product_probe import cancelling
+from epicycle.engine.kernels.products import Product
 
 
 def added(x: Tensor, weight: Tensor, order: Tensor) -> Tensor:

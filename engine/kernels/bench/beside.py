@@ -20,7 +20,7 @@ from epicycle.engine.kernels.bench.shapes import Shape
 from epicycle.engine.kernels.bench.timing import graphs_us, sustained_us
 from epicycle.engine.kernels.decode_attention_triton import PIECE, allocate_scratch, decode_attention, list_runs
 from epicycle.engine.kernels.hopper_prompt_triton import hopper_prompt_attention, item_rows
-from epicycle.engine.kernels.ladder import GemmConfig
+from epicycle.engine.kernels.products import GemmConfig
 from epicycle.engine.kernels.prompt_attention_triton import PromptChunks
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, rope_kv
 from epicycle.engine.kernels.runs_triton import Runs, allocate_runs

@@ -14,12 +14,13 @@ from torch import Tensor
 from epicycle.engine.kernels.bench.rows import PAGE_TOKENS, decode_batch, make_pool, make_turning, prompt_batch
 from epicycle.engine.kernels.bench.shapes import Shape, turning_configs
 from epicycle.engine.kernels.bench.timing import random_weights
+from epicycle.engine.kernels.candidates import candidates, sure
 from epicycle.engine.kernels.decode_attention_triton import decode_attention, plain_decode_attention
 from epicycle.engine.kernels.gemm_triton import added_parts, plain_product, run_product
 from epicycle.engine.kernels.hopper_prompt_triton import ROWS, hopper_prompt_attention, takes
-from epicycle.engine.kernels.ladder import LIBRARY, GemmConfig, Product, candidates, sure
 from epicycle.engine.kernels.norm_triton import gate_logit, norm, norm_after, plain_norm_after
 from epicycle.engine.kernels.plain import PlainOps
+from epicycle.engine.kernels.products import LIBRARY, GemmConfig, Product
 from epicycle.engine.kernels.prompt_attention_triton import PromptConfig, plain_prompt_attention, prompt_attention
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, plain_rope_kv, rope_kv
 from epicycle.engine.kernels.triton_common import starts_early

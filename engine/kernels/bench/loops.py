@@ -18,8 +18,8 @@ from epicycle.engine.kernels.bench.timing import random_weights
 from epicycle.engine.kernels.decode_attention_triton import DecodeConfig, decode_attention
 from epicycle.engine.kernels.gemm_triton import run_product, stored_as
 from epicycle.engine.kernels.hopper_prompt_triton import hopper_prompt_attention
-from epicycle.engine.kernels.ladder import GemmConfig, Product
 from epicycle.engine.kernels.norm_triton import gate_logit, norm, norm_after
+from epicycle.engine.kernels.products import GemmConfig, Product
 from epicycle.engine.kernels.prompt_attention_triton import PromptChunks, prompt_attention
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning, rope_kv
 from epicycle.engine.kernels.triton_common import starts_early

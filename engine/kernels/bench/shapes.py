@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from epicycle.engine.kernels.ladder import TURNED, GemmConfig, Product, can_turn, canonical_chunks
+from epicycle.engine.kernels.candidates import TURNED, can_turn
+from epicycle.engine.kernels.products import GemmConfig, Product, canonical_chunks
 
 BANDWIDTH_TB_S = 4.2  # measured ceilings of one H200; the run measures them again and prints both
 MATMUL_TFLOP_S = 755.0

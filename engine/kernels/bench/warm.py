@@ -15,9 +15,10 @@ import torch
 from epicycle.engine.kernels.bench import checks
 from epicycle.engine.kernels.bench.rows import PAGE_TOKENS, decode_batch, make_pool, make_turning, prompt_batch
 from epicycle.engine.kernels.bench.shapes import SHAPES, Shape
+from epicycle.engine.kernels.candidates import sure
 from epicycle.engine.kernels.decode_attention_triton import DecodeConfig, decode_attention
 from epicycle.engine.kernels.gemm_triton import run_product, stored_as
-from epicycle.engine.kernels.ladder import LIBRARY, GemmConfig, Product, chunk_length, sure
+from epicycle.engine.kernels.products import LIBRARY, GemmConfig, Product, chunk_length
 from epicycle.engine.kernels.prompt_attention_triton import PromptConfig, prompt_attention
 from epicycle.engine.kernels.prompt_check import hopper_prompt_holds
 from epicycle.engine.kernels.rope_kv_triton import rope_kv
