@@ -228,7 +228,7 @@ def make_tick(
     flash: FlashParts,
 ) -> tuple[DeviceTick, CaptureReport | None]:
     """A tick that never waits for the device, captured where `has_graphs`. `ops` are the model's."""
-    backend = kernel_backend(model, ops, pool, tensors, rule, rule_name, RULES[rule_name], flash)
+    backend = kernel_backend(model, ops, pool, tensors, rule, rule_name, RULES[rule_name], flash, on_progress)
     if not has_graphs:
         return DeviceTick(model, tensors, backend, PlainRunner()), None
     runner = GraphRunner(pool.device)

@@ -77,6 +77,15 @@ class PagedAttention:
         self.shares_card = takes_both and share_holds(*shape, pool.k.dtype, device)
         self.prompt_work = allocate_work(-(-prompt_rows // QUERY_TILE) + MOST_CHUNKS, device)
 
+    def line(self) -> str:
+        """Which of the faster kernels serve: those that this card has, and whose bits held when they were checked."""
+        parts = {
+            "Hopper's for prompts": self.is_hopper,
+            "card shared with decode rows": self.shares_card,
+            "lone rows read ahead": self.reads_ahead,
+        }
+        return "attention kernels: " + ", ".join(f"{name} {'yes' if is_on else 'no'}" for name, is_on in parts.items())
+
     def rows(self, frame: Frame) -> PagedRows:
         return PagedRows(self, frame)
 

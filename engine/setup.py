@@ -210,7 +210,7 @@ def measure_room(
         tensors = make_tensors(slots, Ladder.of(options.slots, most_prompt_rows(options, device)))
         pool = KvPool(layout, 1, dtype, device)
         tick, _ = gpu.make_tick(
-            model, ops, pool, tensors, rule, name, has_graphs=False, on_progress=on_progress, flash=flash
+            model, ops, pool, tensors, rule, name, has_graphs=False, on_progress=lambda _: None, flash=flash
         )
         return tick, tensors
 

@@ -6,6 +6,7 @@ own, and what happens beside prompts at either end of a traversal. It must not k
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -235,8 +236,9 @@ def kernel_backend(
     rule_name: str,
     needs: RuleEntry,
     flash: FlashParts,
+    on_progress: Callable[[str], None],
 ) -> TickBackend:
-    """A tick that never waits for the device."""
+    """A tick that never waits for the device. `on_progress` is told which kernels attend."""
     ladder, page_table = tensors.inputs.ladder, tensors.slots.page_table
     attention = PagedAttention(
         pool,
@@ -247,6 +249,7 @@ def kernel_backend(
         flash=flash,
         turns_pairs=turns_pairs(model),
     )
+    on_progress(attention.line())
     commit = KernelCommit(pool)
     run_prelude, run_coda = _end_runners(model, ops, attention)
     line_up = KernelLineUp if tensors.slots.previous_final is None else PlainLineUp

@@ -136,6 +136,14 @@ def test_decode_rows_are_attended_to_right_behind_prompts_by_a_launch_that_may_r
     assert layer * spec.layers == found
 
 
+def test_which_kernels_attend_is_told() -> None:
+    attention = paged(make_pool(spec_of(OURO)), 4)
+    off = "attention kernels: Hopper's for prompts no, card shared with decode rows no, lone rows read ahead no"
+    assert off == attention.line()
+    attention.shares_card = True
+    assert "card shared with decode rows yes" in attention.line()
+
+
 @pytest.mark.parametrize(
     ("prompt_rows", "context", "expected"),
     [(0, 1024, False), (64, 4096, False), (128, 4096, True), (512, 65536, False), (2048, 65536, True)],
