@@ -42,6 +42,7 @@ class Condition:
 CONDITIONS: dict[str, Condition] = {
     "8-concurrent": Condition(width=8),
     "64-concurrent": Condition(width=64),
+    "128-concurrent": Condition(width=128),
     "slots-8": Condition(options={"slots": 8}, width=8),
     "long-company": Condition(width=16, is_long=True),
     "staggered": Condition(is_staggered=True),
