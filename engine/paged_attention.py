@@ -280,7 +280,9 @@ class PagedRows:
             )
             once = torch.stack((looped[0], looped[1], torch.zeros_like(looped[2]))) if self._has_once() else looped
             if frame.prompt_rows:
-                self._chunks = self._plan_chunks(frame, sizes)
+                self._chunks, starts = self._plan_chunks(frame)
+                if frame.decode_rows and shared.shares_card:
+                    self._share = self._share_out(sizes, starts, self._chunks)
             if frame.decode_rows and not shared.has_listed(frame):
                 geometry, ahead = shared.pool.geometry, shared.reads_ahead and len(frame.slots) == 1
                 list_runs(shared.work, sizes, geometry.kv_heads, geometry.head_dim, ahead=ahead, share=self._share)
@@ -291,9 +293,13 @@ class PagedRows:
         geometry = self._attention.pool.geometry
         return geometry.layers != geometry.recurrent_layers
 
-    def _plan_chunks(self, frame: Frame, sizes: Tensor) -> PromptChunks:
-        """Chunks whose first row is live; rows of a chunk are live together. And the card's shares, beside decode rows
-        of `sizes`."""
+    def _share_out(self, sizes: Tensor, starts: Tensor, chunks: PromptChunks) -> Tensor:
+        shared, card = self._attention, multiprocessors(sizes.device)
+        kv_heads = shared.pool.geometry.kv_heads
+        return share_out(sizes, starts, chunks.counts, chunks.query_tile, shared.heads, kv_heads, card)
+
+    def _plan_chunks(self, frame: Frame) -> tuple[PromptChunks, Tensor]:
+        """Chunks whose first row is live, and where they begin, [C] int32; rows of a chunk are live together."""
         firsts, counts = frame.chunks[0], frame.chunks[1]
         is_live = frame.live[frame.decode_rows :][firsts]
         starts = frame.positions[frame.decode_rows :][firsts].to(torch.int32)
@@ -302,7 +308,4 @@ class PagedRows:
         tile = shared.item_rows(frame.prompt_rows)
         chunks = PromptChunks(firsts.to(torch.int32), counts, shared.prompt_work, tile)
         list_tiles(chunks.work, chunks.counts, starts, tile)
-        if frame.decode_rows and shared.shares_card:
-            kv_heads, programs = shared.pool.geometry.kv_heads, multiprocessors(sizes.device)
-            self._share = share_out(sizes, starts, counts, tile, shared.heads, kv_heads, programs)
-        return chunks
+        return chunks, starts

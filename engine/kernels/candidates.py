@@ -68,7 +68,6 @@ _EARLY_ROWS = {
         GemmConfig("rows", 128, 64, 128, 4, 7, x_stages=3),
         GemmConfig("rows", 128, 64, 128, 4, 5, x_stages=4),
         GemmConfig("rows", 128, 64, 128, 4, 3, x_stages=3),
-        GemmConfig("rows", 128, 64, 128, 4, 4, x_stages=2),
     ),
 }
 _CANDIDATES: dict[int, tuple[GemmConfig, ...]] = {

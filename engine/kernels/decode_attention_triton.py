@@ -45,8 +45,8 @@ COMBINED_AT_ONCE, MEASURED_AT_ONCE = tl.constexpr(8), tl.constexpr(32)
 class DecodeScratch:
     """What pieces leave for the one that adds them up. Reused by every layer, in stream order.
 
-    A piece's place is that of its run, and its own there. `sums` [places, heads, d] and `stats` [places, heads, 2]
-    float32; `tickets` [rows, kv_heads] int32, zero between launches.
+    Every piece of every row has a place (`Runs`). `sums` [places, heads, d] and `stats` [places, heads, 2] float32;
+    `tickets` [rows, kv_heads] int32, zero between launches.
     """
 
     sums: Tensor
@@ -66,14 +66,22 @@ def allocate_scratch(
 
 
 def list_runs(
-    work: Runs, sizes: Tensor, kv_heads: int, width: int, *, ahead: bool = False, share: Tensor | None = None
+    work: Runs,
+    sizes: Tensor,
+    kv_heads: int,
+    width: int,
+    *,
+    ahead: bool = False,
+    share: Tensor | None = None,
+    length: int = 0,
 ) -> None:
     """Fill `work` with rows of `sizes` [N] int32 positions (the row's own included; 0 for none), in runs that keep the
-    programs of their launch busy alike. `work` has room for every piece; `ahead` and `share` are those of the launch.
+    programs of their launch busy alike, or of `length` pieces. `work` has room for every piece; `ahead` is the
+    launch's, `share` (`share_triton`) what it is left to run beside.
     """
     per_sm = EARLY_PROGRAMS_PER_SM if ahead else default_config(len(sizes), width).programs_per_sm
     programs = per_sm if share is not None else per_sm * multiprocessors(sizes.device)
-    fill_runs(work, sizes, PIECE, programs, kv_heads, share=share)
+    fill_runs(work, sizes, PIECE, programs, kv_heads, share=share, length=length)
 
 
 @triton.jit

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from epicycle.engine.kernels.hopper_prompt_triton import ROWS, hopper_prompt_attention, takes
-from epicycle.engine.kernels.prompt_attention_triton import PromptChunks, prompt_attention
+from epicycle.engine.kernels.prompt_attention_triton import prompt_attention
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses
-from epicycle.engine.kernels.work_triton import allocate_work, list_tiles
+from epicycle.engine.kernels.spans import pack_spans, span_columns
 
 CHUNKS = ((0, 300), (130, 129), (700, 1), (5, 64), (0, 1), (63, 65), (448, 256))
 """First position and rows: less than a tile of keys, whole tiles, halves of an item without rows, ragged ends."""
@@ -63,8 +63,7 @@ def _is_equal(
     table = table.view(len(spans), window)
     size = 2 * table.numel(), page_tokens, kv_heads, width
     k, v = normal(*size), normal(*size)
-    slots = column([index for index, (_, count) in enumerate(spans) for _ in range(count)])
-    positions = column([first + offset for first, count in spans for offset in range(count)])
+    slots, positions = span_columns(spans, device)
     rows = RowAddresses(slots, positions, torch.zeros_like(slots), table, 2)
     for index, (first, count) in enumerate(spans):
         beyond = column(list(range(first + count, window * page_tokens)))
@@ -72,12 +71,9 @@ def _is_equal(
         cells = RowAddresses(owner, beyond, torch.zeros_like(owner), table, 2).cells(1, page_tokens)
         for pool in (k, v):
             pool.view(-1, kv_heads, width)[cells] = float("nan")
-    starts, counts = (column(list(values)) for values in zip(*spans, strict=True))
-    firsts = (torch.cumsum(counts, 0) - counts).to(torch.int32)
     q = normal(len(slots), heads * width)
     for item in ROWS:
-        chunks = PromptChunks(firsts, counts, allocate_work(len(slots) // item + len(spans), device), item)
-        list_tiles(chunks.work, counts, starts, item)
+        chunks, _ = pack_spans(spans, item, device)
         expected = prompt_attention(q, heads, rows, chunks, k, v, 1)
         for _ in range(times):
             out = torch.full_like(expected, float("nan"))

@@ -14,12 +14,11 @@ from torch import Tensor
 
 from epicycle.engine.kernels.decode_attention_triton import PIECE, allocate_scratch, decode_attention, list_runs
 from epicycle.engine.kernels.hopper_prompt_triton import hopper_prompt_attention, item_rows
-from epicycle.engine.kernels.prompt_attention_triton import PromptChunks
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses
 from epicycle.engine.kernels.runs_triton import allocate_runs
 from epicycle.engine.kernels.share_triton import share_out
+from epicycle.engine.kernels.spans import pack_spans, span_columns
 from epicycle.engine.kernels.triton_common import multiprocessors, starts_early
-from epicycle.engine.kernels.work_triton import allocate_work, list_tiles
 
 LENGTHS = (1, 17, 127, 128, 129, 300, 700, 1100, 1100, 1500, 2049) * 2
 CHUNKS = ((0, 300), (130, 129), (700, 1), (1024, 600), (0, 40), (3, 90))
@@ -59,18 +58,14 @@ def _is_equal(
     table = torch.nn.utils.rnn.pad_sequence(list(torch.split(shuffled, pages)), batch_first=True)
     size = sum(pages), page_tokens, kv_heads, width
     k, v = normal(*size), normal(*size)
-    slots = column([index for index, (_, count) in enumerate(spans) for _ in range(count)])
-    positions = column([first + offset for first, count in spans for offset in range(count)])
+    slots, positions = span_columns(spans, device)
     planes, q = torch.zeros_like(slots), normal(len(slots), heads * width)
 
     def rows(at: slice) -> RowAddresses:
         return RowAddresses(slots[at], positions[at], planes[at], table, 1)
 
-    starts, counts = (column(list(values)) for values in zip(*CHUNKS, strict=True))
     tile = item_rows(len(slots) - decode, heads, device)
-    firsts = (torch.cumsum(counts, 0) - counts).to(torch.int32)
-    chunks = PromptChunks(firsts, counts, allocate_work(len(slots) // tile + len(CHUNKS), device), tile)
-    list_tiles(chunks.work, counts, starts, tile)
+    chunks, starts = pack_spans(CHUNKS, tile, device)
     sizes, pieces = column(list(LENGTHS)), sum(-(-length // PIECE) for length in LENGTHS)
     scratch = allocate_scratch(pieces, decode, heads, kv_heads, width, device)
 
@@ -84,5 +79,5 @@ def _is_equal(
         return out
 
     expected = attend(None)
-    shares = [share_out(sizes, starts, counts, tile, heads, kv_heads, programs), column([programs - 4, 4])]
+    shares = [share_out(sizes, starts, chunks.counts, tile, heads, kv_heads, programs), column([programs - 4, 4])]
     return all(torch.equal(expected, attend(share)) for _ in range(TIMES) for share in shares)

@@ -18,7 +18,7 @@ from epicycle.engine.kernels.triton_common import next_power
 
 # What a multiprocessor does in one and the same time, in positions of one head: a piece of 128 that a decode row reads,
 # or a tile of 128 that 128 prompt rows see. To start a row, or an item of prompt rows, takes as long as so many more.
-# Measured with heads of 128; heads of 96 lie within a tenth.
+# Fitted to heads of 128 on an H200; docs/benchmarks/kernels.md has the times.
 ROW_START = 64
 ITEM_START = 512
 

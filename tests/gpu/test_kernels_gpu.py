@@ -8,6 +8,7 @@ import pytest
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 MODELS = ("ouro", "huginn")
+HOPPER_SHAPES = [(16, 16, 128, 16), (55, 55, 96, 16), (48, 8, 128, 16), (4, 2, 64, 32)]
 PRODUCTS = ("qkv", "out", "gate_up", "down", "head")
 
 
@@ -65,10 +66,7 @@ def test_attention_of_one_row_may_begin_early_with_the_same_bits(heads: int, kv_
         assert early_holds(heads, kv_heads, width, 16, pairs, torch.bfloat16, device)
 
 
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "width", "page_tokens"),
-    [(16, 16, 128, 16), (55, 55, 96, 16), (48, 8, 128, 16), (4, 2, 64, 32)],
-)
+@pytest.mark.parametrize(("heads", "kv_heads", "width", "page_tokens"), HOPPER_SHAPES)
 def test_prompts_and_decode_rows_that_share_the_card_have_the_bits_they_have_in_turn(
     heads: int, kv_heads: int, width: int, page_tokens: int
 ) -> None:
@@ -83,10 +81,7 @@ def test_prompts_and_decode_rows_that_share_the_card_have_the_bits_they_have_in_
     assert share_holds(heads, kv_heads, width, page_tokens, torch.bfloat16, device)
 
 
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "width", "page_tokens"),
-    [(16, 16, 128, 16), (55, 55, 96, 16), (48, 8, 128, 16), (4, 2, 64, 32)],
-)
+@pytest.mark.parametrize(("heads", "kv_heads", "width", "page_tokens"), HOPPER_SHAPES)
 def test_prompts_of_a_hopper_card_have_the_bits_of_the_kernel_for_all(
     heads: int, kv_heads: int, width: int, page_tokens: int
 ) -> None:

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from epicycle.engine.kernels.decode_attention_triton import allocate_scratch, decode_attention, plain_decode_attention
-from epicycle.engine.kernels.prompt_attention_triton import PromptChunks, plain_prompt_attention, prompt_attention
+from epicycle.engine.kernels.prompt_attention_triton import plain_prompt_attention, prompt_attention
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning, plain_rope_kv, rope_kv
 from epicycle.engine.kernels.runs_triton import Runs, allocate_runs, fill_runs
+from epicycle.engine.kernels.spans import pack_spans, span_columns
 from epicycle.engine.kernels.turned_triton import TurnedRows, find_places, plain_turned
 from epicycle.engine.kernels.work_triton import allocate_work, list_tiles, plain_tiles
 from tests.fakes.paged import PAGE_TOKENS, Paged, equal, paged, relative_error
@@ -137,10 +138,8 @@ def test_packed_prompts_err_at_most_twice_as_much_as_plain_torch(heads: int, kv_
     for slot, first, count, plane in chunks:
         pool.remember(slot, plane, first + count, LAYER)
     rows = pool.rows(slots, positions, planes)
-    counts = torch.tensor([count for _, _, count, _ in chunks], dtype=torch.int32)
-    work = allocate_work(10, CPU)
-    list_tiles(work, counts, torch.tensor([first for _, first, _, _ in chunks], dtype=torch.int32), 16)
-    packed = PromptChunks((torch.cumsum(counts, 0) - counts).int(), counts, work, 16)
+    packed, starts = pack_spans([(first, count) for _, first, count, _ in chunks], 16, CPU)
+    assert [[10, 0, 7, 0], [0, 23, 23, 24]] == [starts.tolist(), packed.firsts.tolist()]
     q = torch.randn(len(slots), heads * width).half()
     exact = plain_prompt_attention(q.float(), heads, rows, packed, pool.k.float(), pool.v.float(), LAYER)
     plain = plain_prompt_attention(q, heads, rows, packed, pool.k, pool.v, LAYER)
@@ -154,3 +153,9 @@ def test_tiles_come_in_order_of_where_they_begin(sizes: list[int]) -> None:
     work = allocate_work(256, CPU)
     list_tiles(work, *(torch.tensor(column, dtype=torch.int32) for column in (sizes, starts)), 16)
     assert [list(entry) for entry in plain_tiles(sizes, starts, 16)] == work.items[: int(work.total)].tolist()
+
+
+def test_spans_become_columns_one_behind_the_other() -> None:
+    slots, positions = span_columns([(7, 1), (0, 3), (5, 0), (2, 2)], CPU)
+    assert [0, 1, 1, 1, 3, 3] == slots.tolist()
+    assert [7, 0, 1, 2, 2, 3] == positions.tolist()

@@ -20,7 +20,7 @@ from epicycle.engine.kernels import (
     hopper_prompt_triton,
     prompt_attention_triton,
 )
-from tests.fakes.compiled import ROWS, F, H, I, N, compiled
+from tests.fakes.compiled import ROWS, Compiled, F, H, I, N, compiled
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -38,32 +38,45 @@ def decode_arguments(pairs: bool) -> dict[str, str]:
     return {**pointers, **sizes, **ROWS}
 
 
-@pytest.mark.parametrize("is_shared", [False, True])
-@pytest.mark.parametrize(("heads", "kv_heads", "width", "pairs"), MODELS)
-def test_decode_attention_keeps_everything_in_registers_while_it_streams(
-    heads: int, kv_heads: int, width: int, pairs: bool, is_shared: bool, tmp_path: Path
-) -> None:
+def decode_attention(model: tuple[int, int, int, bool], path: Path, *, is_beside: bool, **options: object) -> Compiled:
+    heads, kv_heads, width, pairs = model
     lanes_0, lanes_1 = decode_attention_triton.lanes_of(width)
     constants = {"HEADS": heads, "KV_HEADS": kv_heads, "HEAD_DIM": width, "LANES_0": lanes_0, "LANES_1": lanes_1}
     constants |= {"BLOCK_G": 16}
     constants |= {"BLOCK_T": decode_attention_triton.TILE, "PIECE_T": decode_attention_triton.PIECE}
     flags: dict[str, Any] = {"PAGE_TOKENS": 16, "FUSED": True, "PAIRS": pairs, "HAS_BIAS": pairs, "DTYPE": tl.bfloat16}
-    config = decode_attention_triton.DecodeConfig()
-    flags |= {"EARLY": not is_shared, "BESIDE": is_shared}
-    found = compiled(
+    flags |= {"EARLY": not is_beside, "BESIDE": is_beside}
+    return compiled(
         decode_attention_triton.decode_kernel,
         decode_arguments(pairs),
         {**constants, **flags},
-        tmp_path,
+        path,
         num_warps=decode_attention_triton.WARPS,
-        num_stages=config.stages,
-        maxnreg=config.registers,
+        num_stages=decode_attention_triton.DecodeConfig().stages,
+        **options,
     )
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "width", "pairs"), MODELS)
+def test_decode_attention_keeps_everything_in_registers(
+    heads: int, kv_heads: int, width: int, pairs: bool, tmp_path: Path
+) -> None:
+    found = decode_attention((heads, kv_heads, width, pairs), tmp_path, is_beside=False)
+    assert (0, 0) == (found.stack_bytes, found.spills)
+    assert "LDGSTS" in found.sass
+
+
+@pytest.mark.parametrize("is_beside", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads", "width", "pairs"), MODELS)
+def test_decode_attention_puts_no_register_aside_while_it_streams_in_those_it_gets(
+    heads: int, kv_heads: int, width: int, pairs: bool, is_beside: bool, tmp_path: Path
+) -> None:
+    registers = decode_attention_triton.DecodeConfig().registers
+    found = decode_attention((heads, kv_heads, width, pairs), tmp_path, is_beside=is_beside, maxnreg=registers)
     stream = found.sass[found.sass.index("HMMA") : found.sass.rindex("HMMA")]
     assert "LDL" not in stream and "STL" not in stream
     assert found.stack_bytes <= 64  # of what is needed before and after
-    assert "LDGSTS" in found.sass
-    if is_shared:  # it waits for the launch beside it at its end only
+    if is_beside:  # it waits for the launch beside it at its end only
         assert found.sass.index("HMMA.16816") < found.sass.index("ACQBULK")
 
 

@@ -7,7 +7,7 @@ multiprocessors shared out between them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,20 +15,19 @@ import torch
 from torch import Tensor
 
 from epicycle.engine.kernels.bench.loops import Attend, Core, Loop, Pick, Turn
-from epicycle.engine.kernels.bench.rows import PAGE_TOKENS, make_pool, make_turning
+from epicycle.engine.kernels.bench.rows import PAGE_TOKENS, make_pool, make_rows, make_turning
 from epicycle.engine.kernels.bench.shapes import Shape
 from epicycle.engine.kernels.bench.timing import graphs_us, sustained_us
 from epicycle.engine.kernels.decode_attention_triton import PIECE, allocate_scratch, decode_attention, list_runs
 from epicycle.engine.kernels.hopper_prompt_triton import hopper_prompt_attention, item_rows
 from epicycle.engine.kernels.products import GemmConfig
-from epicycle.engine.kernels.prompt_attention_triton import PromptChunks
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, rope_kv
 from epicycle.engine.kernels.runs_triton import Runs, allocate_runs
 from epicycle.engine.kernels.share_triton import share_out
+from epicycle.engine.kernels.spans import pack_spans, span_columns
 from epicycle.engine.kernels.triton_common import multiprocessors
 from epicycle.engine.kernels.turned_triton import TurnedRows, find_places
 from epicycle.engine.kernels.wide_triton import turn_product
-from epicycle.engine.kernels.work_triton import allocate_work, list_tiles
 from epicycle.engine.side_stream import SideStream
 
 FORMS = ("in turn", "forked", "shared")
@@ -57,22 +56,16 @@ class Beside:
         spans = [*((length - 1, 1) for length in tick.lengths), *tick.chunks]
         pages = [-(-(first + count) // PAGE_TOKENS) for first, count in spans]
         self.pool = make_pool(shape, sum(pages), self.LAYERS)
-        shuffled = torch.randperm(self.pool.pages, device="cuda", dtype=torch.int32)
-        self.table = torch.nn.utils.rnn.pad_sequence(list(torch.split(shuffled, pages)), batch_first=True)
-        slots = [slot for slot, (_, count) in enumerate(spans) for _ in range(count)]
-        positions = [first + offset for first, count in spans for offset in range(count)]
-        self.columns = torch.tensor([slots, positions, [0] * len(slots)], dtype=torch.int32, device="cuda")
+        slots, positions = span_columns(spans, device)
+        self.all_rows = make_rows(self.pool, slots, positions, len(spans), PAGE_TOKENS * max(pages))
         self.turning = make_turning(shape, PAGE_TOKENS * max(pages))
         tile = item_rows(tick.rows - self.decode, shape.heads, device)
-        starts, counts = (
-            torch.tensor(column, dtype=torch.int32, device="cuda") for column in zip(*tick.chunks, strict=True)
-        )
-        work = allocate_work(sum(-(-count // tile) for _, count in tick.chunks), device)
-        list_tiles(work, counts, starts, tile)
-        self.chunks = PromptChunks((torch.cumsum(counts, 0) - counts).to(torch.int32), counts, work, tile)
+        self.chunks, starts = pack_spans(tick.chunks, tile, device)
         sizes = torch.tensor(tick.lengths, dtype=torch.int32, device="cuda")
         pieces = sum(-(-length // PIECE) for length in tick.lengths)
-        self.share = share_out(sizes, starts, counts, tile, shape.heads, shape.kv_heads, multiprocessors(device))
+        self.share = share_out(
+            sizes, starts, self.chunks.counts, tile, shape.heads, shape.kv_heads, multiprocessors(device)
+        )
         self.whole, self.part = allocate_runs(pieces, device), allocate_runs(pieces, device)
         list_runs(self.whole, sizes, shape.kv_heads, shape.head_dim)
         list_runs(self.part, sizes, shape.kv_heads, shape.head_dim, share=self.share)
@@ -81,8 +74,8 @@ class Beside:
         self.q = torch.empty(tick.rows, shape.heads * shape.head_dim, dtype=torch.bfloat16, device="cuda")
 
     def rows(self, at: slice) -> RowAddresses:
-        column = self.columns[:, at]
-        return RowAddresses(column[0], column[1], column[2], self.table, self.pool.slots_per_page)
+        held = self.all_rows
+        return replace(held, slots=held.slots[at], positions=held.positions[at], plane_slots=held.plane_slots[at])
 
     def attend(self, form: str) -> Attend:
         """Attention of all rows from q that has turned, or with Huginn from the QKV product."""
@@ -116,7 +109,7 @@ class Beside:
 
     def turn(self, config: GemmConfig) -> Turn:
         """QKV products that turn all rows."""
-        places = find_places(self.rows(slice(None)), self.turning, PAGE_TOKENS)
+        places = find_places(self.all_rows, self.turning, PAGE_TOKENS)
 
         def turn(x: Tensor, weight: Tensor, layer: int) -> Tensor:
             to = TurnedRows(self.q, self.pool.k, self.pool.v, places, layer % self.LAYERS)

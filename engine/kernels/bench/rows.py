@@ -15,8 +15,8 @@ from epicycle.engine.kernels.bench.shapes import Shape
 from epicycle.engine.kernels.decode_attention_triton import PIECE, DecodeScratch, allocate_scratch, list_runs
 from epicycle.engine.kernels.prompt_attention_triton import PromptChunks
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning
-from epicycle.engine.kernels.runs_triton import Runs, allocate_runs, fill_runs
-from epicycle.engine.kernels.work_triton import allocate_work, list_tiles
+from epicycle.engine.kernels.runs_triton import Runs, allocate_runs
+from epicycle.engine.kernels.spans import pack_spans, span_columns
 
 PAGE_TOKENS = 16
 
@@ -36,13 +36,12 @@ def make_pool(shape: Shape, pages: int, slots_per_page: int) -> Pool:
     return Pool(k, v, slots_per_page, pages)
 
 
-def make_rows(pool: Pool, slots: Sequence[int], positions: Sequence[int], windows: int, context: int) -> RowAddresses:
-    """Rows of `windows` requests of `context` tokens each. Requests that don't all fit share pages."""
+def make_rows(pool: Pool, slots: Tensor, positions: Tensor, windows: int, context: int) -> RowAddresses:
+    """Rows [N] of `windows` requests of `context` tokens each. Requests that don't all fit share pages."""
     per = -(-context // PAGE_TOKENS)
     shuffled = torch.randperm(pool.pages, device="cuda", dtype=torch.int32)
     table = shuffled.repeat(-(-windows * per // pool.pages))[: windows * per].view(windows, per).contiguous()
-    rows = torch.tensor([list(slots), list(positions), [0] * len(slots)], dtype=torch.int32, device="cuda")
-    return RowAddresses(rows[0], rows[1], rows[2], table, pool.slots_per_page)
+    return RowAddresses(slots, positions, torch.zeros_like(slots), table, pool.slots_per_page)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,28 +55,21 @@ def decode_batch(shape: Shape, pool: Pool, lengths: Sequence[int], run: int) -> 
     """One row for each request of `lengths` tokens (the row's own included), in runs of so many tokens; 0 for what
     suits."""
     count = len(lengths)
-    rows = make_rows(pool, range(count), [length - 1 for length in lengths], count, max(lengths))
+    slots, positions = span_columns([(length - 1, 1) for length in lengths], torch.device("cuda"))
+    rows = make_rows(pool, slots, positions, count, max(lengths))
     entries = sum(-(-length // PIECE) for length in lengths)
     work, sizes = allocate_runs(entries, torch.device("cuda")), torch.tensor(lengths, dtype=torch.int32, device="cuda")
-    if run:
-        fill_runs(work, sizes, PIECE, len(lengths) * 1024, 1, length=run // PIECE)
-    else:
-        list_runs(work, sizes, shape.kv_heads, shape.head_dim)
+    list_runs(work, sizes, shape.kv_heads, shape.head_dim, length=run // PIECE)
     scratch = allocate_scratch(entries, count, shape.heads, shape.kv_heads, shape.head_dim, torch.device("cuda"))
     return DecodeBatch(rows, work, scratch)
 
 
 def prompt_batch(pool: Pool, chunks: Sequence[tuple[int, int]], query_tile: int) -> tuple[RowAddresses, PromptChunks]:
     """Chunks of (first position, rows), one request each."""
-    slots = [index for index, (_, count) in enumerate(chunks) for _ in range(count)]
-    positions = [first + offset for first, count in chunks for offset in range(count)]
+    slots, positions = span_columns(chunks, torch.device("cuda"))
     context = max(first + count for first, count in chunks)
     rows = make_rows(pool, slots, positions, len(chunks), context)
-    counts = torch.tensor([count for _, count in chunks], dtype=torch.int32, device="cuda")
-    firsts = (torch.cumsum(counts, 0) - counts).to(torch.int32)
-    work = allocate_work(sum(-(-count // query_tile) for _, count in chunks), torch.device("cuda"))
-    list_tiles(work, counts, torch.tensor([first for first, _ in chunks], dtype=torch.int32, device="cuda"), query_tile)
-    return rows, PromptChunks(firsts, counts, work, query_tile)
+    return rows, pack_spans(chunks, query_tile, torch.device("cuda"))[0]
 
 
 def make_turning(shape: Shape, context: int) -> Turning:

@@ -39,7 +39,7 @@ from epicycle.engine.kernels.bench.shapes import (
     turning_configs,
 )
 from epicycle.engine.kernels.bench.timing import ceilings, copies_of, graph_us, random_weights
-from epicycle.engine.kernels.bench.warm import DECODE_CONFIGS, PROMPT_CONFIGS, holds, warm_in_parallel
+from epicycle.engine.kernels.bench.warm import DECODE_CONFIGS, PROMPT_CONFIGS, holds, shares, warm_in_parallel
 from epicycle.engine.kernels.candidates import candidates, sure
 from epicycle.engine.kernels.decode_attention_triton import decode_attention, default_config
 from epicycle.engine.kernels.gemm_triton import run_product
@@ -295,7 +295,7 @@ def run_huginn(bench: Bench) -> None:
 def run_beside(bench: Bench) -> None:
     """Loops take the products that are fastest in this part's own times."""
     for shape, length, ticks in BESIDE:
-        if not holds(shape):
+        if not shares(shape):
             bench.report[f"beside {shape.name}"] = "left out: this card doesn't share"
             continue
         bench.section(f"products {shape.name}", partial(bench.time_products, shape, (2048,)), 4)

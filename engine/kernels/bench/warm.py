@@ -22,6 +22,7 @@ from epicycle.engine.kernels.products import LIBRARY, GemmConfig, Product, chunk
 from epicycle.engine.kernels.prompt_attention_triton import PromptConfig, prompt_attention
 from epicycle.engine.kernels.prompt_check import hopper_prompt_holds
 from epicycle.engine.kernels.rope_kv_triton import rope_kv
+from epicycle.engine.kernels.share_check import share_holds
 
 DECODE_CONFIGS = (DecodeConfig(2, 4, 128), DecodeConfig(2, 3, 168), DecodeConfig(3, 3, 168), DecodeConfig(3, 2, None))
 PROMPT_CONFIGS = (  # query tile, then how it runs
@@ -37,6 +38,13 @@ def holds(shape: Shape) -> bool:
     """Whether prompt attention for Hopper serves such heads on this card."""
     device = torch.device("cuda", torch.cuda.current_device())
     return hopper_prompt_holds(shape.heads, shape.kv_heads, shape.head_dim, PAGE_TOKENS, torch.bfloat16, device)
+
+
+def shares(shape: Shape) -> bool:
+    """Whether prompt and decode attention of such heads may share this card out."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    facts = shape.heads, shape.kv_heads, shape.head_dim, PAGE_TOKENS, torch.bfloat16, device
+    return hopper_prompt_holds(*facts) and share_holds(*facts)
 
 
 def warm_units() -> list[Callable[[], object]]:
