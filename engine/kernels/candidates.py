@@ -200,8 +200,8 @@ def _fits_wide(product: Product, config: GemmConfig) -> bool:
 
 
 def _fits_early_rows(product: Product, config: GemmConfig) -> bool:
-    """The copy engine can read its lines, and its rings are there and not much smaller than they may be. Of many rows,
-    QKV products leave room for the attention that follows: with them too, loops of 128 rows are slower."""
+    """The copy engine can read its lines, and its rings are there and not much smaller than they may be. Not for
+    plain products of more than 64 rows: with QKV's, whose rings keep attention out, loops of 128 rows were slower."""
     if config.block_m > 64 and product.epilogue != "pair" and product.chunks == 1:
         return False
     weights = config.stages * config.block_n * (2 if product.epilogue == "pair" else 1)

@@ -1,5 +1,8 @@
-"""The checks that are made at the start on a GPU, with every card's kernels in the place of Hopper's: they hold where bits
-agree, and find where one doesn't. Whatever raises in them only turns a kernel off, so it must be seen here."""
+"""The checks that are made at the start on a GPU, with every card's kernels in the place of Hopper's.
+
+They hold where bits agree, and find where one doesn't. Whatever raises in them only turns a kernel off, so it must be
+seen here.
+"""
 
 from __future__ import annotations
 
