@@ -21,7 +21,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from epicycle.engine.kernels.early_decode_triton import early_decode_kernel
-from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning, load_rotated
+from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning, load_pair, load_turn
 from epicycle.engine.kernels.runs_triton import COLUMNS, Runs, fill_runs
 from epicycle.engine.kernels.triton_common import (
     TL_DTYPES,
@@ -30,6 +30,7 @@ from epicycle.engine.kernels.triton_common import (
     multiprocessors,
     next_power,
     pages_of,
+    rotated,
 )
 
 PIECE = 128  # positions that are summed apart: part of the numerics
@@ -38,7 +39,7 @@ WARPS = 4  # part of the numerics: a tile's weights are added in the order that 
 EARLY_PROGRAMS_PER_SM = 2  # what the next product holds in shared memory must fit beside them
 EARLY_REGISTERS = 224
 LOG2_E = 1.4426950408889634
-COMBINED_AT_ONCE, MEASURED_AT_ONCE = tl.constexpr(8), tl.constexpr(32)
+AT_ONCE = tl.constexpr(16)  # pieces that are asked for before any is waited for
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,38 +86,58 @@ def list_runs(
 
 
 @triton.jit
+def _asked(sums_at, stats_at, start, pieces, lane, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """Of AT_ONCE pieces from `start` of one head, all on their way: highest scores, sums of weights and of values.
+    Every thread has them all for its lanes, so that nobody waits for another."""
+    tops, totals, sums = (), (), ()
+    for one in tl.static_range(AT_ONCE):
+        place = HEADS * (start + one)
+        there = lane < tl.where(start + one < pieces, lane.shape[0], 0)
+        at = stats_at + (2 * place + 0 * lane)
+        tops += (tl.load(at, mask=there, other=float("-inf")),)
+        totals += (tl.load(at + 1, mask=there, other=0.0),)
+        sums += (tl.load(sums_at + (place * HEAD_DIM + lane), mask=there & (lane < HEAD_DIM), other=0.0),)
+    return tops, totals, sums
+
+
+@triton.jit
+def _added(total, mixed, asked, highest):
+    """`total` and `mixed` with those pieces, one after the other."""
+    tops, totals, sums = asked
+    for one in tl.static_range(AT_ONCE):
+        scale = tl.exp2(tops[one] - highest).to(tl.float64)
+        total += scale * totals[one]
+        mixed += scale * sums[one]
+    return total, mixed
+
+
+@triton.jit
 def _combine(
     sums_ptr, stats_ptr, out_at, first, pieces, head,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Add up entries first .. first + pieces of one head, piece by piece; COMBINED_AT_ONCE are asked for together.
+    """Add up entries first .. first + pieces of one head, piece by piece.
 
     In float64, whose sums of float32 products round where no result sees it: the order and the fused multiply-adds of
     a float32 sum would be the layout's, which the compiler picks, and another kernel's would be others.
     """
     lane = tl.arange(0, BLOCK_D)
-    piece = tl.arange(0, MEASURED_AT_ONCE)
-    at = first.to(tl.int64) * HEADS + head
-    sums_at, stats_at = sums_ptr + at * HEAD_DIM + lane, stats_ptr + 2 * at
-    top = tl.full((MEASURED_AT_ONCE,), float("-inf"), tl.float32)
-    for start in range(0, pieces, MEASURED_AT_ONCE):
-        place = 2 * HEADS * (start + piece)
-        top = tl.maximum(top, tl.load(stats_at + place, mask=start + piece < pieces, other=float("-inf")))
-    highest = tl.max(top, axis=0)
-    totals = tl.zeros((MEASURED_AT_ONCE,), tl.float64)
-    for start in range(0, pieces, MEASURED_AT_ONCE):
-        mask = start + piece < pieces
-        place = 2 * HEADS * (start + piece)
-        scale = tl.exp2(tl.load(stats_at + place, mask=mask, other=float("-inf")) - highest).to(tl.float64)
-        totals += scale * tl.load(stats_at + place + 1, mask=mask, other=0.0)
-    total = tl.sum(totals, axis=0)
-    mixed = tl.zeros((BLOCK_D,), tl.float64)
-    for start in range(0, pieces, COMBINED_AT_ONCE):
-        for one in tl.static_range(COMBINED_AT_ONCE):
-            place = HEADS * (start + one)
-            there = lane < tl.where(start + one < pieces, HEAD_DIM, 0)
-            scale = tl.exp2(tl.load(stats_at + (2 * place + 0 * lane), mask=there, other=float("-inf")) - highest)
-            mixed += scale.to(tl.float64) * tl.load(sums_at + place * HEAD_DIM, mask=there, other=0.0)
+    begin = first.to(tl.int64) * HEADS + head
+    sums_at, stats_at = sums_ptr + begin * HEAD_DIM, stats_ptr + 2 * begin
+    asked = _asked(sums_at, stats_at, 0, pieces, lane, HEADS, HEAD_DIM)
+    highest = asked[0][0]
+    for one in tl.static_range(1, AT_ONCE):
+        highest = tl.maximum(highest, asked[0][one])
+    for start in range(AT_ONCE, pieces, AT_ONCE):
+        for one in tl.static_range(AT_ONCE):
+            there = lane < tl.where(start + one < pieces, BLOCK_D, 0)
+            at = stats_at + (2 * HEADS * (start + one) + 0 * lane)
+            highest = tl.maximum(highest, tl.load(at, mask=there, other=float("-inf")))
+    nothing = tl.zeros((BLOCK_D,), tl.float64)
+    total, mixed = _added(nothing, nothing, asked, highest)
+    for start in range(AT_ONCE, pieces, AT_ONCE):
+        more = _asked(sums_at, stats_at, start, pieces, lane, HEADS, HEAD_DIM)
+        total, mixed = _added(total, mixed, more, highest)
     share = mixed.to(tl.float32) / total.to(tl.float32)
     tl.store(out_at + lane, share.to(DTYPE), mask=lane < HEAD_DIM)
 
@@ -127,28 +148,34 @@ def _own_lanes(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, FUSED: tl.constexpr, PAIRS: tl.constexpr,
     HAS_BIAS: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Some lanes of the queries of one KV head, rotated if FUSED; then their row's k and v go to `cell` if `writes`."""
+    """Some lanes of the queries [BLOCK_G, lanes] of one KV head, rotated if FUSED; then their row's k and v go to
+    `cell` if `writes`. A lone query turns as one line, and fills the block then: as a block it would be sixteen times
+    the work and the code, and whoever runs code once in a launch waits for it."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
     inside = lane < HEAD_DIM
-    mask = (member < GROUP)[:, None] & inside[None, :]
-    at = q_at + head[:, None] * HEAD_DIM
+    first_at, lanes, mask = kv_head * HEAD_DIM, lane, inside
+    if GROUP > 1 or not FUSED:
+        first_at, lanes = head[:, None] * HEAD_DIM, lane[None, :]
+        mask = (member < GROUP)[:, None] & inside[None, :]
     if FUSED:
-        q = load_rotated(
-            at, bias_ptr + head[:, None] * HEAD_DIM, cos_at, sin_at, lane[None, :], mask,
-            HEAD_DIM, PAIRS, HAS_BIAS, DTYPE,
-        )  # fmt: skip
+        own = lane < tl.where(writes, HEAD_DIM, 0)
+        k_at = q_at + (HEADS + kv_head) * HEAD_DIM
+        k_bias_at = bias_ptr + (HEADS + kv_head) * HEAD_DIM
+        q, q_partner = load_pair(q_at + first_at, bias_ptr + first_at, lanes, mask, HEAD_DIM, PAIRS, HAS_BIAS, DTYPE)
+        k, k_partner = load_pair(k_at, k_bias_at, lane, own, HEAD_DIM, PAIRS, HAS_BIAS, DTYPE)
+        v = tl.load(k_at + KV_HEADS * HEAD_DIM + lane, mask=own, other=0.0)
+        cos, sin = load_turn(cos_at, sin_at, lane, HEAD_DIM, PAIRS)
         if writes:
-            k_at = q_at + (HEADS + kv_head) * HEAD_DIM
-            k = load_rotated(
-                k_at, bias_ptr + (HEADS + kv_head) * HEAD_DIM, cos_at, sin_at, lane, inside,
-                HEAD_DIM, PAIRS, HAS_BIAS, DTYPE,
-            )  # fmt: skip
-            v = tl.load(k_at + KV_HEADS * HEAD_DIM + lane, mask=inside, other=0.0)
             to = cell * (KV_HEADS * HEAD_DIM) + kv_head * HEAD_DIM + lane
-            tl.store(k_pool_ptr + to, k, mask=inside)
+            tl.store(k_pool_ptr + to, rotated(k, k_partner, cos, sin, lane, HEAD_DIM, PAIRS, DTYPE), mask=inside)
             tl.store(v_pool_ptr + to, v, mask=inside)
+        if GROUP > 1:
+            cos, sin = cos[None, :], sin[None, :]
+        q = rotated(q, q_partner, cos, sin, lanes, HEAD_DIM, PAIRS, DTYPE)
+        if GROUP == 1:
+            q = tl.broadcast_to(q[None, :], (member.shape[0], lane.shape[0]))
     else:
-        q = tl.load(at + lane[None, :], mask=mask, other=0.0)
+        q = tl.load(q_at + first_at + lanes, mask=mask, other=0.0)
     return q
 
 

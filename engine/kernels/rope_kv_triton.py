@@ -62,20 +62,36 @@ class Turning:
 
 
 @triton.jit
-def load_rotated(
-    x_ptr, bias_ptr, cos_ptr, sin_ptr, lane, mask,
+def load_pair(
+    x_ptr, bias_ptr, lane, mask,
     HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr, HAS_BIAS: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Heads at x_ptr (scalar or block of pointers to lane 0) rotated by the table row at cos_ptr, sin_ptr."""
+    """Lanes of heads and those that they turn with, float32, biased."""
     other = partner_lane(lane, HEAD_DIM, PAIRS)
     x = tl.load(x_ptr + lane, mask=mask, other=0.0).to(tl.float32)
     partner = tl.load(x_ptr + other, mask=mask, other=0.0).to(tl.float32)
     if HAS_BIAS:
         x = rounded(x + tl.load(bias_ptr + lane, mask=mask, other=0.0).to(tl.float32), DTYPE)
         partner = rounded(partner + tl.load(bias_ptr + other, mask=mask, other=0.0).to(tl.float32), DTYPE)
+    return x, partner
+
+
+@triton.jit
+def load_turn(cos_ptr, sin_ptr, lane, HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr):
+    """Those lanes' angles in the table row at cos_ptr, sin_ptr; float32."""
     entry = lane // 2 if PAIRS else lane
     cos = tl.load(cos_ptr + entry, mask=lane < HEAD_DIM, other=0.0).to(tl.float32)
-    sin = tl.load(sin_ptr + entry, mask=lane < HEAD_DIM, other=0.0).to(tl.float32)
+    return cos, tl.load(sin_ptr + entry, mask=lane < HEAD_DIM, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def load_rotated(
+    x_ptr, bias_ptr, cos_ptr, sin_ptr, lane, mask,
+    HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr, HAS_BIAS: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Heads at x_ptr (scalar or block of pointers to lane 0) rotated by the table row at cos_ptr, sin_ptr."""
+    x, partner = load_pair(x_ptr, bias_ptr, lane, mask, HEAD_DIM, PAIRS, HAS_BIAS, DTYPE)
+    cos, sin = load_turn(cos_ptr, sin_ptr, lane, HEAD_DIM, PAIRS)
     return rotated(x, partner, cos, sin, lane, HEAD_DIM, PAIRS, DTYPE)
 
 
