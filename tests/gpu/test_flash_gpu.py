@@ -20,6 +20,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
     pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("default"),  # what the libraries say of their own parts
 ]
 MODELS = ("ouro", "huginn")
 PAGES, SLOTS_PER_PAGE, LAYER = 300, 3, 1
