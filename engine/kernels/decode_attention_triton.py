@@ -39,7 +39,7 @@ WARPS = 4  # part of the numerics: a tile's weights are added in the order that 
 EARLY_PROGRAMS_PER_SM = 2  # what the next product holds in shared memory must fit beside them
 EARLY_REGISTERS = 224
 LOG2_E = 1.4426950408889634
-AT_ONCE = tl.constexpr(16)  # pieces that are asked for before any is waited for
+AT_ONCE = tl.constexpr(8)  # pieces of one block; blocks of 16 take compilers three times as long
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,8 @@ def _combine(
     sums_ptr, stats_ptr, out_at, first, pieces, head,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Add up entries first .. first + pieces of one head, piece by piece.
+    """Add up entries first .. first + pieces of one head, piece by piece. Two blocks of them are asked for before any
+    is waited for.
 
     In float64, whose sums of float32 products round where no result sees it: the order and the fused multiply-adds of
     a float32 sum would be the layout's, which the compiler picks, and another kernel's would be others.
@@ -125,19 +126,24 @@ def _combine(
     begin = first.to(tl.int64) * HEADS + head
     sums_at, stats_at = sums_ptr + begin * HEAD_DIM, stats_ptr + 2 * begin
     asked = _asked(sums_at, stats_at, 0, pieces, lane, HEADS, HEAD_DIM)
-    highest = asked[0][0]
+    second = asked
+    if pieces > AT_ONCE:
+        second = _asked(sums_at, stats_at, AT_ONCE, pieces, lane, HEADS, HEAD_DIM)
+    highest = tl.maximum(asked[0][0], second[0][0])
     for one in tl.static_range(1, AT_ONCE):
-        highest = tl.maximum(highest, asked[0][one])
-    for start in range(AT_ONCE, pieces, AT_ONCE):
+        highest = tl.maximum(tl.maximum(highest, asked[0][one]), second[0][one])
+    for start in range(2 * AT_ONCE, pieces, AT_ONCE):
         for one in tl.static_range(AT_ONCE):
             there = lane < tl.where(start + one < pieces, BLOCK_D, 0)
             at = stats_at + (2 * HEADS * (start + one) + 0 * lane)
             highest = tl.maximum(highest, tl.load(at, mask=there, other=float("-inf")))
     nothing = tl.zeros((BLOCK_D,), tl.float64)
     total, mixed = _added(nothing, nothing, asked, highest)
-    for start in range(AT_ONCE, pieces, AT_ONCE):
-        more = _asked(sums_at, stats_at, start, pieces, lane, HEADS, HEAD_DIM)
-        total, mixed = _added(total, mixed, more, highest)
+    if pieces > AT_ONCE:
+        total, mixed = _added(total, mixed, second, highest)
+    for start in range(2 * AT_ONCE, pieces, AT_ONCE):
+        following = _asked(sums_at, stats_at, start, pieces, lane, HEADS, HEAD_DIM)
+        total, mixed = _added(total, mixed, following, highest)
     share = mixed.to(tl.float32) / total.to(tl.float32)
     tl.store(out_at + lane, share.to(DTYPE), mask=lane < HEAD_DIM)
 
