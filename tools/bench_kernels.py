@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-PARTS = ("ouro", "checks", "huginn", "beside")
+PARTS = ("ouro", "checks", "huginn", "beside", "flash")
 
 
 def main(words: Sequence[str] | None = None) -> int:

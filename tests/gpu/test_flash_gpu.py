@@ -5,16 +5,19 @@ Which ones may run follows from the card as it does at start; what isn't install
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from torch import Tensor
 
-from epicycle.engine.attention_choice import MODULES, AttentionChoice, AttentionFacts, choose_attention
-from epicycle.engine.attention_choice import installed_libraries as installed
+from epicycle.engine.attention_choice import MODULES
 from epicycle.engine.errors import OptionError
-from epicycle.engine.flash_attention import FlashParts, FlashRun, layer_view, load_flash, slot_tables
+from epicycle.engine.flash_attention import FlashParts, FlashRun
+
+if TYPE_CHECKING:
+    from epicycle.engine.kernels.bench.flash import Paged
 
 pytestmark = [
     pytest.mark.gpu,
@@ -23,121 +26,75 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),  # what the libraries say of their own parts
 ]
 MODELS = ("ouro", "huginn")
-PAGES, SLOTS_PER_PAGE, LAYER = 300, 3, 1
+LAYER = 1
 SPANS = [(0, 300), (130, 129), (700, 1), (5, 64), (1000, 500)]  # first position and rows of chunks
 LENGTHS = [1, 64, 1088, 301, 2]  # of decode rows, their own position included
+Attend = Callable[[Tensor, FlashRun], Tensor]
 
 
-def parts_of(name: str, head_dim: int) -> FlashParts:
-    if name not in installed():
-        pytest.skip(f"{name} isn't installed: there is no module {MODULES[name]}")
-    return load_flash(choice_of(name, head_dim))
+def paged_of(model: str, spans: Sequence[tuple[int, int]]) -> Paged:
+    from epicycle.engine.kernels.bench.flash import Paged
+    from epicycle.engine.kernels.bench.shapes import SHAPES
+
+    torch.manual_seed(len(spans))
+    return Paged(SHAPES[model], spans, pages=300)
 
 
-def choice_of(name: str, head_dim: int) -> AttentionChoice:
-    from epicycle.engine.kernels.bench.rows import PAGE_TOKENS
+def parts_of(name: str, paged: Paged) -> FlashParts:
+    from epicycle.engine.kernels.bench.flash import flash_parts
 
-    facts = AttentionFacts(
-        capability=torch.cuda.get_device_capability(), dtype="bfloat16", head_dim=head_dim, page_tokens=PAGE_TOKENS,
-        page_bytes=0, poison=False, installed=installed(),
-    )  # fmt: skip
     try:
-        return choose_attention(name, facts)
-    except OptionError as error:
-        pytest.skip(str(error))
+        return flash_parts(name, paged.shape.head_dim)
+    except OptionError as refused:
+        pytest.skip(str(refused))
 
 
-class Paged:
-    """A pool and the tables of one request each for `spans`."""
+def check_errors_and_company(attend: Attend, paged: Paged) -> None:
+    """Errs at most twice as much as plain torch in bfloat16 does, and every request has its bits alone too."""
+    from epicycle.engine.kernels.bench.checks import within_twice
+    from epicycle.engine.kernels.prompt_attention_triton import plain_prompt_attention
 
-    def __init__(self, model: str, spans: Sequence[tuple[int, int]]) -> None:
-        from epicycle.engine.kernels.bench.rows import make_pool, prompt_batch
-        from epicycle.engine.kernels.bench.shapes import SHAPES
-
-        torch.manual_seed(len(spans))
-        self.shape, self.spans = SHAPES[model], spans
-        self.pool = make_pool(self.shape, PAGES, SLOTS_PER_PAGE)
-        self.rows, self.packed = prompt_batch(self.pool, spans, 128)
-        self.q = torch.randn(
-            len(self.rows.slots), self.shape.heads, self.shape.head_dim, dtype=torch.bfloat16, device="cuda"
-        )
-        self.firsts = [sum(count for _, count in spans[:at]) for at in range(len(spans))]
-
-    def run(self, requests: Sequence[int]) -> FlashRun:
-        """Of some requests, as the engine hands it over."""
-        counts = [self.spans[at][1] for at in requests]
-        slots = torch.tensor(requests, device="cuda")
-        planes = torch.zeros(len(requests), dtype=torch.int32, device="cuda")
-        return FlashRun(
-            layer_view(self.pool.k, LAYER),
-            layer_view(self.pool.v, LAYER),
-            column([sum(self.spans[at]) for at in requests]),
-            slot_tables(slots, planes, self.rows.page_table, SLOTS_PER_PAGE),
-            column([sum(counts[:at]) for at in range(len(counts) + 1)]),
-        )
-
-    def own(self, of_rows: Tensor, request: int) -> Tensor:
-        first = self.firsts[request]
-        return of_rows[first : first + self.spans[request][1]]
-
-    def twins(self) -> tuple[Tensor, Tensor]:
-        """By plain torch in bfloat16 and in float32."""
-        from epicycle.engine.kernels.prompt_attention_triton import plain_prompt_attention
-
-        pools = (self.pool.k, self.pool.v), (self.pool.k.float(), self.pool.v.float())
-        flat = self.q.flatten(1)
-        plain, exact = (
-            plain_prompt_attention(flat.to(k.dtype), self.shape.heads, self.rows, self.packed, k, v, LAYER)
-            for k, v in pools
-        )
-        return plain, exact
-
-
-def column(values: list[int]) -> Tensor:
-    return torch.tensor(values, dtype=torch.int32, device="cuda")
+    flat, heads = paged.q.flatten(1), paged.shape.heads
+    plain, exact = (
+        plain_prompt_attention(flat.to(k.dtype), heads, paged.rows, paged.packed, k, v, LAYER)
+        for k, v in ((paged.pool.k, paged.pool.v), (paged.pool.k.float(), paged.pool.v.float()))
+    )
+    together = attend(paged.q, paged.run(range(len(paged.spans)), LAYER))
+    report = within_twice(together.flatten(1), plain, exact)
+    assert report["ok"], report
+    first = 0
+    for request, (_, count) in enumerate(paged.spans):
+        own = slice(first, first + count)
+        alone = attend(paged.q[own], paged.run([request], LAYER))
+        assert torch.equal(together[own], alone), paged.spans[request]
+        first += count
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", sorted(MODULES))
 def test_prompts_err_at_most_twice_as_much_as_plain_torch_and_have_their_bits_in_company(name: str, model: str) -> None:
-    from epicycle.engine.kernels.bench.checks import within_twice
-
-    paged = Paged(model, SPANS)
-    library = parts_of(name, paged.shape.head_dim).prompt
+    paged = paged_of(model, SPANS)
+    library = parts_of(name, paged).prompt
     assert library is not None
-    everyone = list(range(len(SPANS)))
-    together = library.prompt(paged.q, paged.run(everyone))
-    report = within_twice(together.flatten(1), *paged.twins())
-    assert report["ok"], report
-    for request in everyone:
-        alone = library.prompt(paged.own(paged.q, request), paged.run([request]))
-        assert torch.equal(paged.own(together, request), alone), SPANS[request]
+    check_errors_and_company(library.prompt, paged)
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", sorted(MODULES))
 def test_decode_rows_do_too(name: str, model: str) -> None:
-    from epicycle.engine.kernels.bench.checks import within_twice
-
-    paged = Paged(model, [(length - 1, 1) for length in LENGTHS])
-    library = parts_of(name, paged.shape.head_dim).decode
+    paged = paged_of(model, [(length - 1, 1) for length in LENGTHS])
+    library = parts_of(name, paged).decode
     if library is None:
         pytest.skip(f"{name} is for prompts only on this card")
-    everyone = list(range(len(LENGTHS)))
-    together = library.decode(paged.q, paged.run(everyone))
-    report = within_twice(together.flatten(1), *paged.twins())
-    assert report["ok"], report
-    for request in everyone:
-        alone = library.decode(paged.own(paged.q, request), paged.run([request]))
-        assert torch.equal(paged.own(together, request), alone), LENGTHS[request]
+    check_errors_and_company(library.decode, paged)
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))
 def test_a_replayed_graph_reads_what_its_tables_hold_by_then(name: str) -> None:
-    paged = Paged("ouro", SPANS)
-    library = parts_of(name, paged.shape.head_dim).prompt
+    paged = paged_of("ouro", SPANS)
+    library = parts_of(name, paged).prompt
     assert library is not None
-    run = paged.run(range(len(SPANS)))
+    run = paged.run(range(len(SPANS)), LAYER)
     library.prompt(paged.q, run)  # whatever is compiled at first use
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

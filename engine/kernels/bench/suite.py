@@ -18,6 +18,7 @@ import torch
 
 from epicycle.engine.kernels.bench import checks
 from epicycle.engine.kernels.bench.beside import Tick, time_beside
+from epicycle.engine.kernels.bench.flash import time_flash
 from epicycle.engine.kernels.bench.loops import (
     Attend,
     Core,
@@ -57,6 +58,7 @@ BESIDE = (  # a length of decode rows, then how many of them beside which chunks
     (OURO, 16448, ((7, ((8192, 2040),)),)),
     (HUGINN, 544, ((40, ((0, 512), (0, 512), (0, 512), (0, 464))),)),
 )
+FLASH = ([(0, 2048)], [(0, 1024), (0, 1024)], [(14336, 2048)], [(0, 512)] * 4)  # chunks of prompts
 
 
 class Bench:
@@ -305,11 +307,19 @@ def run_beside(bench: Bench) -> None:
             bench.section(name, partial(bench.time_beside, shape, core, Tick((length,) * rows, chunks)), 4)
 
 
+def run_flash(bench: Bench) -> None:
+    """Prompt attention of the FlashAttention libraries that are installed, beside the kernels here."""
+    for shape in SHAPES.values():
+        for spans in FLASH:
+            bench.section(f"flash {shape.name} {spans}", partial(time_flash, shape, spans), 4)
+
+
 PARTS: dict[str, Callable[[Bench], None]] = {
     "ouro": run_ouro,
     "checks": run_checks,
     "huginn": run_huginn,
     "beside": run_beside,
+    "flash": run_flash,
 }
 """Each in a process of its own, so that one that breaks the device's context doesn't take the others with it."""
 
