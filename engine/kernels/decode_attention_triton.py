@@ -89,14 +89,15 @@ def list_runs(
 def _asked(sums_at, stats_at, start, pieces, lane, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr):
     """Of AT_ONCE pieces from `start` of one head, all on their way: highest scores, sums of weights and of values.
     Every thread has them all for its lanes, so that nobody waits for another."""
-    tops, totals, sums = (), (), ()
+    tops, totals, sums = (), (), ()  # tuples grow in place while this is unrolled
     for one in tl.static_range(AT_ONCE):
         place = HEADS * (start + one)
         there = lane < tl.where(start + one < pieces, lane.shape[0], 0)
         at = stats_at + (2 * place + 0 * lane)
-        tops += (tl.load(at, mask=there, other=float("-inf")),)
-        totals += (tl.load(at + 1, mask=there, other=0.0),)
-        sums += (tl.load(sums_at + (place * HEAD_DIM + lane), mask=there & (lane < HEAD_DIM), other=0.0),)
+        tops += (tl.load(at, mask=there, other=float("-inf")),)  # type: ignore[assignment]
+        totals += (tl.load(at + 1, mask=there, other=0.0),)  # type: ignore[assignment]
+        values = tl.load(sums_at + (place * HEAD_DIM + lane), mask=there & (lane < HEAD_DIM), other=0.0)
+        sums += (values,)  # type: ignore[assignment]
     return tops, totals, sums
 
 
