@@ -92,7 +92,7 @@ def _asked(sums_at, stats_at, start, pieces, lane, HEADS: tl.constexpr, HEAD_DIM
     tops, totals, sums = (), (), ()  # tuples grow in place while this is unrolled
     for one in tl.static_range(AT_ONCE):
         place = HEADS * (start + one)
-        there = lane < tl.where(start + one < pieces, lane.shape[0], 0)
+        there = lane < tl.where(pieces > start + one, lane.shape[0], 0)
         at = stats_at + (2 * place + 0 * lane)
         tops += (tl.load(at, mask=there, other=float("-inf")),)  # type: ignore[assignment]
         totals += (tl.load(at + 1, mask=there, other=0.0),)  # type: ignore[assignment]
@@ -135,7 +135,7 @@ def _combine(
         highest = tl.maximum(tl.maximum(highest, asked[0][one]), second[0][one])
     for start in range(2 * AT_ONCE, pieces, AT_ONCE):
         for one in tl.static_range(AT_ONCE):
-            there = lane < tl.where(start + one < pieces, BLOCK_D, 0)
+            there = lane < tl.where(pieces > start + one, BLOCK_D, 0)
             at = stats_at + (2 * HEADS * (start + one) + 0 * lane)
             highest = tl.maximum(highest, tl.load(at, mask=there, other=float("-inf")))
     nothing = tl.zeros((BLOCK_D,), tl.float64)

@@ -102,6 +102,23 @@ def test_rotation_inside_attention_changes_no_bit(heads: int, kv_heads: int, wid
     assert equal(pool.k, other.k) and equal(pool.v, other.v)
 
 
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(1, 1, 32), (2, 1, 24)])
+def test_any_number_of_pieces_is_added_up(heads: int, kv_heads: int, width: int) -> None:
+    torch.manual_seed(heads)
+    lengths = (2, 15, 16, 17, 32, 33, 34, 47)  # pieces of two positions: up to a block of eight, two, three
+    pool = paged(heads, kv_heads, width, torch.float32, len(lengths))
+    for slot, length in enumerate(lengths):
+        pool.remember(slot, 0, length, LAYER)
+    rows = pool.rows(range(len(lengths)), [length - 1 for length in lengths], [0] * len(lengths))
+    q = torch.randn(len(lengths), heads * width)
+    work, scratch = allocate_runs(sum(lengths), CPU), allocate_scratch(sum(lengths), 8, heads, kv_heads, width, CPU)
+    fill_runs(work, rows.positions + 1, 2, 8, kv_heads, length=64)
+    actual = decode_attention(q, heads, rows, work, scratch, pool.k, pool.v, LAYER, piece=2, tile=2)
+    expected = plain_decode_attention(q.double(), heads, rows, pool.k.double(), pool.v.double(), LAYER)
+    for row, length in enumerate(lengths):
+        assert relative_error(actual[row], expected[row]) < 1e-6, length
+
+
 @pytest.mark.parametrize(("length", "programs"), [(2, 8), (4, 3), (0, 8), (0, 6), (0, 4), (0, 2), (0, 1)])
 def test_how_rows_are_cut_in_runs_changes_no_bit(length: int, programs: int) -> None:
     pool, rows, turning, qkv = decode_case(6, 2, 16, False)
