@@ -21,7 +21,8 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from epicycle.engine.kernels.early_decode_triton import early_decode_kernel
-from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning, load_pair, load_turn
+from epicycle.engine.kernels.pieces_triton import combine_pieces
+from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning, load_pair, load_rotated, load_turn
 from epicycle.engine.kernels.runs_triton import COLUMNS, Runs, fill_runs
 from epicycle.engine.kernels.triton_common import (
     TL_DTYPES,
@@ -39,7 +40,6 @@ WARPS = 4  # part of the numerics: a tile's weights are added in the order that 
 EARLY_PROGRAMS_PER_SM = 2  # what the next product holds in shared memory must fit beside them
 EARLY_REGISTERS = 224
 LOG2_E = 1.4426950408889634
-AT_ONCE = tl.constexpr(8)  # pieces of one block; blocks of 16 take compilers three times as long
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,70 +86,6 @@ def list_runs(
 
 
 @triton.jit
-def _asked(sums_at, stats_at, start, pieces, lane, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr):
-    """Of AT_ONCE pieces from `start` of one head, all on their way: highest scores, sums of weights and of values.
-    Every thread has them all for its lanes, so that nobody waits for another."""
-    tops, totals, sums = (), (), ()  # tuples grow in place while this is unrolled
-    for one in tl.static_range(AT_ONCE):
-        place = HEADS * (start + one)
-        there = lane < tl.where(pieces > start + one, lane.shape[0], 0)
-        at = stats_at + (2 * place + 0 * lane)
-        tops += (tl.load(at, mask=there, other=float("-inf")),)  # type: ignore[assignment]
-        totals += (tl.load(at + 1, mask=there, other=0.0),)  # type: ignore[assignment]
-        values = tl.load(sums_at + (place * HEAD_DIM + lane), mask=there & (lane < HEAD_DIM), other=0.0)
-        sums += (values,)  # type: ignore[assignment]
-    return tops, totals, sums
-
-
-@triton.jit
-def _added(total, mixed, asked, highest):
-    """`total` and `mixed` with those pieces, one after the other."""
-    tops, totals, sums = asked
-    for one in tl.static_range(AT_ONCE):
-        scale = tl.exp2(tops[one] - highest).to(tl.float64)
-        total += scale * totals[one]
-        mixed += scale * sums[one]
-    return total, mixed
-
-
-@triton.jit
-def _combine(
-    sums_ptr, stats_ptr, out_at, first, pieces, head,
-    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, DTYPE: tl.constexpr,
-):  # fmt: skip
-    """Add up entries first .. first + pieces of one head, piece by piece. Two blocks of them are asked for before any
-    is waited for.
-
-    In float64, whose sums of float32 products round where no result sees it: the order and the fused multiply-adds of
-    a float32 sum would be the layout's, which the compiler picks, and another kernel's would be others.
-    """
-    lane = tl.arange(0, BLOCK_D)
-    begin = first.to(tl.int64) * HEADS + head
-    sums_at, stats_at = sums_ptr + begin * HEAD_DIM, stats_ptr + 2 * begin
-    asked = _asked(sums_at, stats_at, 0, pieces, lane, HEADS, HEAD_DIM)
-    second = asked
-    if pieces > AT_ONCE:
-        second = _asked(sums_at, stats_at, AT_ONCE, pieces, lane, HEADS, HEAD_DIM)
-    highest = tl.maximum(asked[0][0], second[0][0])
-    for one in tl.static_range(1, AT_ONCE):
-        highest = tl.maximum(tl.maximum(highest, asked[0][one]), second[0][one])
-    for start in range(2 * AT_ONCE, pieces, AT_ONCE):
-        for one in tl.static_range(AT_ONCE):
-            there = lane < tl.where(pieces > start + one, BLOCK_D, 0)
-            at = stats_at + (2 * HEADS * (start + one) + 0 * lane)
-            highest = tl.maximum(highest, tl.load(at, mask=there, other=float("-inf")))
-    nothing = tl.zeros((BLOCK_D,), tl.float64)
-    total, mixed = _added(nothing, nothing, asked, highest)
-    if pieces > AT_ONCE:
-        total, mixed = _added(total, mixed, second, highest)
-    for start in range(2 * AT_ONCE, pieces, AT_ONCE):
-        following = _asked(sums_at, stats_at, start, pieces, lane, HEADS, HEAD_DIM)
-        total, mixed = _added(total, mixed, following, highest)
-    share = mixed.to(tl.float32) / total.to(tl.float32)
-    tl.store(out_at + lane, share.to(DTYPE), mask=lane < HEAD_DIM)
-
-
-@triton.jit
 def _own_lanes(
     q_at, bias_ptr, cos_at, sin_at, k_pool_ptr, v_pool_ptr, cell, head, member, kv_head, lane, writes,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, FUSED: tl.constexpr, PAIRS: tl.constexpr,
@@ -157,33 +93,38 @@ def _own_lanes(
 ):  # fmt: skip
     """Some lanes of the queries [BLOCK_G, lanes] of one KV head, rotated if FUSED; then their row's k and v go to
     `cell` if `writes`. A lone query turns as one line, and fills the block then: as a block it would be sixteen times
-    the work and the code, and whoever runs code once in a launch waits for it."""
+    the work and the code, and whoever runs code once in a launch waits for it. What it needs is asked for together."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
     inside = lane < HEAD_DIM
-    first_at, lanes, mask = kv_head * HEAD_DIM, lane, inside
-    if GROUP > 1 or not FUSED:
-        first_at, lanes = head[:, None] * HEAD_DIM, lane[None, :]
-        mask = (member < GROUP)[:, None] & inside[None, :]
-    if FUSED:
+    k_at, k_bias_at = q_at + (HEADS + kv_head) * HEAD_DIM, bias_ptr + (HEADS + kv_head) * HEAD_DIM
+    v_at = k_at + KV_HEADS * HEAD_DIM
+    if FUSED and GROUP == 1:
+        first = kv_head * HEAD_DIM
         own = lane < tl.where(writes, HEAD_DIM, 0)
-        k_at = q_at + (HEADS + kv_head) * HEAD_DIM
-        k_bias_at = bias_ptr + (HEADS + kv_head) * HEAD_DIM
-        q, q_partner = load_pair(q_at + first_at, bias_ptr + first_at, lanes, mask, HEAD_DIM, PAIRS, HAS_BIAS, DTYPE)
+        q, q_partner = load_pair(q_at + first, bias_ptr + first, lane, inside, HEAD_DIM, PAIRS, HAS_BIAS, DTYPE)
         k, k_partner = load_pair(k_at, k_bias_at, lane, own, HEAD_DIM, PAIRS, HAS_BIAS, DTYPE)
-        v = tl.load(k_at + KV_HEADS * HEAD_DIM + lane, mask=own, other=0.0)
+        v = tl.load(v_at + lane, mask=own, other=0.0)
         cos, sin = load_turn(cos_at, sin_at, lane, HEAD_DIM, PAIRS)
         if writes:
             to = cell * (KV_HEADS * HEAD_DIM) + kv_head * HEAD_DIM + lane
             tl.store(k_pool_ptr + to, rotated(k, k_partner, cos, sin, lane, HEAD_DIM, PAIRS, DTYPE), mask=inside)
             tl.store(v_pool_ptr + to, v, mask=inside)
-        if GROUP > 1:
-            cos, sin = cos[None, :], sin[None, :]
-        q = rotated(q, q_partner, cos, sin, lanes, HEAD_DIM, PAIRS, DTYPE)
-        if GROUP == 1:
-            q = tl.broadcast_to(q[None, :], (member.shape[0], lane.shape[0]))
+        q = rotated(q, q_partner, cos, sin, lane, HEAD_DIM, PAIRS, DTYPE)
+        return tl.broadcast_to(q[None, :], (member.shape[0], lane.shape[0]))
     else:
-        q = tl.load(q_at + first_at + lanes, mask=mask, other=0.0)
-    return q
+        mask = (member < GROUP)[:, None] & inside[None, :]
+        at = head[:, None] * HEAD_DIM
+        if FUSED:
+            if writes:
+                k = load_rotated(k_at, k_bias_at, cos_at, sin_at, lane, inside, HEAD_DIM, PAIRS, HAS_BIAS, DTYPE)
+                to = cell * (KV_HEADS * HEAD_DIM) + kv_head * HEAD_DIM + lane
+                tl.store(k_pool_ptr + to, k, mask=inside)
+                tl.store(v_pool_ptr + to, tl.load(v_at + lane, mask=inside, other=0.0), mask=inside)
+            return load_rotated(
+                q_at + at, bias_ptr + at, cos_at, sin_at, lane[None, :], mask, HEAD_DIM, PAIRS, HAS_BIAS, DTYPE
+            )
+        else:
+            return tl.load(q_at + at + lane[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
@@ -289,7 +230,7 @@ def attend_run(
             first = first_place - begin // PIECE_T
             for one in range(GROUP):
                 mine = kv_head * GROUP + one
-                _combine(
+                combine_pieces(
                     sums_ptr, stats_ptr, out_at + mine * HEAD_DIM, first, pieces, mine,
                     HEADS, HEAD_DIM, 2 * LANES_0 if LANES_1 else LANES_0, DTYPE,
                 )  # fmt: skip

@@ -42,7 +42,7 @@ def _combine(
     sums_ptr, stats_ptr, out_at, first, pieces, head,
     HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, WARPS: gl.constexpr, DTYPE: gl.constexpr,
 ):  # fmt: skip
-    """`decode_attention_triton._combine`, with everything of the first block asked for at once."""
+    """`pieces_triton.combine_pieces` in tiles of 16 pieces, for rows of many: their sums are added across threads."""
     LINE: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     BLOCK: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [WARPS, 1], [1, 0])
     part = gl.arange(0, AT_ONCE, layout=LINE)

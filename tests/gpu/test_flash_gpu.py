@@ -17,7 +17,7 @@ from epicycle.engine.errors import OptionError
 from epicycle.engine.flash_attention import FlashParts, FlashRun
 
 if TYPE_CHECKING:
-    from epicycle.engine.kernels.bench.flash import Paged
+    from epicycle.engine.kernels.bench.flash import FlashRows
 
 pytestmark = [
     pytest.mark.gpu,
@@ -32,73 +32,76 @@ LENGTHS = [1, 64, 1088, 301, 2]  # of decode rows, their own position included
 Attend = Callable[[Tensor, FlashRun], Tensor]
 
 
-def paged_of(model: str, spans: Sequence[tuple[int, int]]) -> Paged:
-    from epicycle.engine.kernels.bench.flash import Paged
+def rows_of(model: str, spans: Sequence[tuple[int, int]]) -> FlashRows:
+    from epicycle.engine.kernels.bench.flash import FlashRows
     from epicycle.engine.kernels.bench.shapes import SHAPES
 
     torch.manual_seed(len(spans))
-    return Paged(SHAPES[model], spans, pages=300)
+    return FlashRows(SHAPES[model], spans)
 
 
-def parts_of(name: str, paged: Paged) -> FlashParts:
+def parts_of(name: str, asked: FlashRows) -> FlashParts:
     from epicycle.engine.kernels.bench.flash import flash_parts
 
     try:
-        return flash_parts(name, paged.shape.head_dim)
+        return flash_parts(name, asked.shape.head_dim)
     except OptionError as refused:
         pytest.skip(str(refused))
 
 
-def check_errors_and_company(attend: Attend, paged: Paged) -> None:
+def check_errors_and_company(attend: Attend, asked: FlashRows) -> None:
     """Errs at most twice as much as plain torch in bfloat16 does, and every request has its bits alone too."""
     from epicycle.engine.kernels.bench.checks import within_twice
     from epicycle.engine.kernels.prompt_attention_triton import plain_prompt_attention
 
-    flat, heads = paged.q.flatten(1), paged.shape.heads
+    flat, heads = asked.q.flatten(1), asked.shape.heads
     plain, exact = (
-        plain_prompt_attention(flat.to(k.dtype), heads, paged.rows, paged.packed, k, v, LAYER)
-        for k, v in ((paged.pool.k, paged.pool.v), (paged.pool.k.float(), paged.pool.v.float()))
+        plain_prompt_attention(flat.to(k.dtype), heads, asked.rows, asked.packed, k, v, LAYER)
+        for k, v in ((asked.pool.k, asked.pool.v), (asked.pool.k.float(), asked.pool.v.float()))
     )
-    together = attend(paged.q, paged.run(range(len(paged.spans)), LAYER))
+    together = attend(asked.q, asked.run(range(len(asked.spans)), LAYER))
     report = within_twice(together.flatten(1), plain, exact)
     assert report["ok"], report
     first = 0
-    for request, (_, count) in enumerate(paged.spans):
+    for request, (_, count) in enumerate(asked.spans):
         own = slice(first, first + count)
-        alone = attend(paged.q[own], paged.run([request], LAYER))
-        assert torch.equal(together[own], alone), paged.spans[request]
+        alone = attend(asked.q[own], asked.run([request], LAYER))
+        assert torch.equal(together[own], alone), asked.spans[request]
         first += count
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", sorted(MODULES))
 def test_prompts_err_at_most_twice_as_much_as_plain_torch_and_have_their_bits_in_company(name: str, model: str) -> None:
-    paged = paged_of(model, SPANS)
-    library = parts_of(name, paged).prompt
+    asked = rows_of(model, SPANS)
+    library = parts_of(name, asked).prompt
     assert library is not None
-    check_errors_and_company(library.prompt, paged)
+    check_errors_and_company(library.prompt, asked)
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", sorted(MODULES))
 def test_decode_rows_do_too(name: str, model: str) -> None:
-    paged = paged_of(model, [(length - 1, 1) for length in LENGTHS])
-    library = parts_of(name, paged).decode
+    asked = rows_of(model, [(length - 1, 1) for length in LENGTHS])
+    library = parts_of(name, asked).decode
     if library is None:
         pytest.skip(f"{name} is for prompts only on this card")
-    check_errors_and_company(library.decode, paged)
+    check_errors_and_company(library.decode, asked)
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))
 def test_a_replayed_graph_reads_what_its_tables_hold_by_then(name: str) -> None:
-    paged = paged_of("ouro", SPANS)
-    library = parts_of(name, paged).prompt
+    asked = rows_of("ouro", SPANS)
+    library = parts_of(name, asked).prompt
     assert library is not None
-    run = paged.run(range(len(SPANS)), LAYER)
-    library.prompt(paged.q, run)  # whatever is compiled at first use
+    run = asked.run(range(len(SPANS)), LAYER)
+    library.prompt(asked.q, run)  # whatever is compiled at first use
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = library.prompt(paged.q, run)
+        out = library.prompt(asked.q, run)
+    graph.replay()
+    before = out.clone()
     run.lengths[1] -= 40  # its rows are 40 positions earlier now
     graph.replay()
-    assert torch.equal(out, library.prompt(paged.q, run))
+    assert not torch.equal(out, before)
+    assert torch.equal(out, library.prompt(asked.q, run))

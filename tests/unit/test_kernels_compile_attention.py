@@ -68,14 +68,15 @@ def test_decode_attention_keeps_everything_in_registers(
 
 @pytest.mark.parametrize("is_beside", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads", "width", "pairs"), MODELS)
-def test_decode_attention_puts_no_register_aside_while_it_streams_and_fetches_few(
+def test_decode_attention_puts_no_register_aside_while_it_streams_in_those_it_gets(
     heads: int, kv_heads: int, width: int, pairs: bool, is_beside: bool, tmp_path: Path
 ) -> None:
     registers = decode_attention_triton.DecodeConfig().registers
     found = decode_attention((heads, kv_heads, width, pairs), tmp_path, is_beside=is_beside, maxnreg=registers)
     stream = found.sass[found.sass.index("HMMA") : found.sass.rindex("HMMA")]
-    assert "STL" not in stream and stream.count("LDL") <= 5  # numbers of the run that only its pieces' ends need
-    assert found.stack_bytes <= 80  # of what is needed before and after
+    fetched = 2 if triton.__version__.startswith("3.6.") else 0  # again by Ouro's, from what was put aside before
+    assert "STL" not in stream and stream.count("LDL") <= fetched
+    assert found.stack_bytes <= 64  # of what is needed before and after
     if is_beside:  # it waits for the launch beside it at its end only
         assert found.sass.index("HMMA.16816") < found.sass.index("ACQBULK")
 

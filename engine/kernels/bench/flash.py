@@ -34,15 +34,12 @@ def flash_parts(name: str, head_dim: int) -> FlashParts:
     return load_flash(choose_attention(name, facts))
 
 
-class Paged:
-    """A pool of random K and V, and rows of one request for each of `spans` (first position, rows). q [N, heads, d].
+class FlashRows:
+    """A pool of random K and V, and rows of one request for each of `spans` (first position, rows). q [N, heads, d]."""
 
-    Without `pages` every request has pages of its own.
-    """
-
-    def __init__(self, shape: Shape, spans: Sequence[tuple[int, int]], pages: int = 0) -> None:
+    def __init__(self, shape: Shape, spans: Sequence[tuple[int, int]]) -> None:
         self.shape, self.spans = shape, spans
-        self.pool = make_pool(shape, pages or len(spans) * -(-max(map(sum, spans)) // PAGE_TOKENS), LAYERS)
+        self.pool = make_pool(shape, len(spans) * -(-max(map(sum, spans)) // PAGE_TOKENS), LAYERS)
         rows = sum(count for _, count in spans)
         tile = item_rows(rows, shape.heads, self.pool.k.device) if holds(shape) else QUERY_TILE
         self.rows, self.packed = prompt_batch(self.pool, spans, tile)
@@ -64,15 +61,13 @@ class Paged:
     def own_prompt(self, layer: int) -> Tensor:
         """All rows by the kernel that serves them here, [N, heads * d]."""
         attend = hopper_prompt_attention if holds(self.shape) else prompt_attention
-        return attend(
-            self.q.flatten(1), self.shape.heads, self.rows, self.packed, self.pool.k, self.pool.v, layer
-        )  # fmt: skip
+        return attend(self.q.flatten(1), self.shape.heads, self.rows, self.packed, self.pool.k, self.pool.v, layer)
 
 
 def time_flash(shape: Shape, spans: Sequence[tuple[int, int]]) -> dict[str, float]:
     """Microseconds of one layer's prompt attention by the kernel here and by every library that may."""
-    paged = Paged(shape, spans)
-    ways: dict[str, list[Callable[[], object]]] = {"here": [partial(paged.own_prompt, at) for at in range(LAYERS)]}
+    rows = FlashRows(shape, spans)
+    ways: dict[str, list[Callable[[], object]]] = {"here": [partial(rows.own_prompt, at) for at in range(LAYERS)]}
     for name in sorted(installed_libraries()):
         try:
             library = flash_parts(name, shape.head_dim).prompt
@@ -80,8 +75,8 @@ def time_flash(shape: Shape, spans: Sequence[tuple[int, int]]) -> dict[str, floa
             print(f"  {refused}")
             continue
         if library is not None:
-            runs = [paged.run(range(len(spans)), layer) for layer in range(LAYERS)]
-            ways[name] = [partial(library.prompt, paged.q, run) for run in runs]
+            runs = [rows.run(range(len(spans)), layer) for layer in range(LAYERS)]
+            ways[name] = [partial(library.prompt, rows.q, run) for run in runs]
     found = graphs_us(ways)
     print(f"{shape.name} prompt {list(spans)} " + "  ".join(f"{way}: {took:.1f} us" for way, took in found.items()))
     return found

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from epicycle.engine.attention_choice import installed_libraries
 from epicycle.engine.kernels.bench import checks
 from epicycle.engine.kernels.bench.beside import Tick, time_beside
 from epicycle.engine.kernels.bench.flash import time_flash
@@ -309,6 +310,9 @@ def run_beside(bench: Bench) -> None:
 
 def run_flash(bench: Bench) -> None:
     """Prompt attention of the FlashAttention libraries that are installed, beside the kernels here."""
+    if not installed_libraries():
+        bench.section("flash", lambda: "left out: no FlashAttention library is installed", 0)
+        return
     for shape in SHAPES.values():
         for spans in FLASH:
             bench.section(f"flash {shape.name} {spans}", partial(time_flash, shape, spans), 4)
