@@ -265,10 +265,14 @@ def _attend(
     else:
         mbarrier.arrive(q_empty, count=1)
     for tile in range(count + own_tiles, count + all_tiles):  # that only the other group sees
+        slot = slot_of(tile, K_SLOTS)
+        # Not before it is there: had the producer not looked since this slot's tile before, it would see two phases as
+        # none, and wait for ever.
+        mbarrier.wait(k_full.index(slot), phase_of(tile, K_SLOTS))
         if GROUPS == 2:
             mbarrier.wait(turns.index(WHICH), tile & 1)
             mbarrier.arrive(turns.index(1 - WHICH), count=1)
-        mbarrier.arrive(done.index(K_SLOTS * WHICH + slot_of(tile, K_SLOTS)), count=1)
+        mbarrier.arrive(done.index(K_SLOTS * WHICH + slot), count=1)
     return count + all_tiles
 
 
