@@ -20,7 +20,8 @@ from epicycle.engine.kernels.triton_common import next_power
 @dataclass(frozen=True, slots=True)
 class WorkList:
     """`items` [most, 2] int32 (owner, piece), `total` [1] int32 entries in use, `most` the bound the host knows.
-    `taken` [1] int32 belongs to a launch that deals out entries while it runs, and is 0 between launches."""
+    `taken` [1] int32 belongs to a launch that deals out entries while it runs, and is 0 between launches; whoever makes
+    the list sees to it, whatever the launches before have left."""
 
     items: Tensor
     total: Tensor
@@ -29,7 +30,9 @@ class WorkList:
 
 
 @triton.jit(do_not_specialize=["owners", "capacity", "piece"])
-def tiles_kernel(sizes_ptr, starts_ptr, items_ptr, total_ptr, owners, capacity, piece, OWNERS: tl.constexpr):
+def tiles_kernel(
+    sizes_ptr, starts_ptr, items_ptr, total_ptr, taken_ptr, owners, capacity, piece, OWNERS: tl.constexpr
+):  # fmt: skip
     """Grid (owners). An owner of size 0 or less has no entry. That of a piece which begins at
     starts[owner] + part * piece comes behind all that begin earlier, and of those that begin together behind those of
     owners before."""
@@ -42,6 +45,7 @@ def tiles_kernel(sizes_ptr, starts_ptr, items_ptr, total_ptr, owners, capacity, 
     start = tl.sum(tl.where(index == owner, starts, 0), axis=0)
     if owner == 0:
         tl.store(total_ptr, tl.minimum(tl.sum(pieces, axis=0), capacity))
+        tl.store(taken_ptr, 0)
     for first in range(0, mine, 64):
         part = first + tl.arange(0, 64)
         past = (start + part * piece)[:, None] - starts[None, :]
@@ -69,6 +73,7 @@ def list_tiles(work: WorkList, sizes: Tensor, starts: Tensor, piece: int) -> Non
         starts,
         work.items,
         work.total,
+        work.taken,
         owners,
         work.most,
         piece,

@@ -168,7 +168,9 @@ def test_packed_prompts_err_at_most_twice_as_much_as_plain_torch(heads: int, kv_
 def test_tiles_come_in_order_of_where_they_begin(sizes: list[int]) -> None:
     starts = [7, 0, 160, 0, 3, 48][: len(sizes)]
     work = allocate_work(256, CPU)
+    work.taken.fill_(3)
     list_tiles(work, *(torch.tensor(column, dtype=torch.int32) for column in (sizes, starts)), 16)
+    assert int(work.taken) == 0
     assert [list(entry) for entry in plain_tiles(sizes, starts, 16)] == work.items[: int(work.total)].tolist()
 
 

@@ -281,7 +281,7 @@ def _share() -> tuple[Any, dict[str, str], dict[str, Any]]:
 
 
 def _tiles() -> tuple[Any, dict[str, str], dict[str, Any]]:
-    arguments = dict.fromkeys(("sizes_ptr", "starts_ptr", "items_ptr", "total_ptr"), I)
+    arguments = dict.fromkeys(("sizes_ptr", "starts_ptr", "items_ptr", "total_ptr", "taken_ptr"), I)
     return work_triton.tiles_kernel, arguments | {"owners": N, "capacity": N, "piece": N}, {"OWNERS": 32}
 
 
