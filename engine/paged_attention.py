@@ -80,7 +80,8 @@ class PagedAttention:
         self.prompt_work = allocate_work(-(-prompt_rows // QUERY_TILE) + MOST_CHUNKS, device)
 
     def line(self) -> str:
-        """Which of the faster kernels serve: those that this card has, and whose bits held when they were checked."""
+        """Which of the faster kernels serve: those that the options allow, that this card has, and whose bits held when
+        they were checked."""
         parts = {
             "Hopper's for prompts": self.is_hopper,
             "card shared with decode rows": self.shares_card,

@@ -82,7 +82,7 @@ class EngineConfig(Section, frozen=True):
         str, doc("attention kernels of a GPU: auto, triton, flash_attn (the best for the card), fa2, fa3, or fa4")
     ] = "auto"
     card_sharing: Annotated[
-        str, doc("off: prompts' attention and decode rows' take turns; on: at once on a GPU's parts; docs/design.md")
+        str, doc("on: prompts and decode rows of a tick share a Hopper GPU out; off by default, see docs/design.md")
     ] = "off"
     graphs: Annotated[str, doc("on: replay a GPU's ticks from captured graphs; off: launch them step by step")] = "on"
     start_state: Annotated[str, doc("Huginn's initial state: noise (position-keyed) or zero")] = "noise"

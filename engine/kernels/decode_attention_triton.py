@@ -2,7 +2,7 @@
 """Attention of decode rows over the paged pool, KV cut in fixed pieces by the row's own length.
 
 Owns the order of a decode row's sums: tiles of TILE positions inside a piece in order (online softmax), then
-the pieces in blocks of 16 in order. Neither depends on other rows, so a row's bits follow from its own history. A
+the pieces in order (`pieces_triton`). Neither depends on other rows, so a row's bits follow from its own history. A
 persistent grid walks a list of runs (`runs_triton`) made once per traversal; a run is one piece or several in a row,
 read in one stream, and its length changes no bit: short runs spread one row over the card, long ones save the cost of
 starting and ending. Whoever finishes a row's last run adds its pieces up. Positions from the row's length on are never

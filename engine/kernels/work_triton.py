@@ -20,8 +20,8 @@ from epicycle.engine.kernels.triton_common import next_power
 @dataclass(frozen=True, slots=True)
 class WorkList:
     """`items` [most, 2] int32 (owner, piece), `total` [1] int32 entries in use, `most` the bound the host knows.
-    `taken` [1] int32 belongs to a launch that deals out entries while it runs, and is 0 between launches; whoever makes
-    the list sees to it, whatever the launches before have left."""
+    `taken` [1] int32 belongs to a launch that deals out entries while it runs, and is 0 between launches: each sets it
+    back for the next one of this list, and a new list does so whatever the last one's launches have left."""
 
     items: Tensor
     total: Tensor

@@ -13,7 +13,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-K_SLOTS, V_SLOTS = 2, 4
+pytest.importorskip("triton", reason="triton isn't installed: pip install 'triton>=3.6'")
+
+from epicycle.engine.kernels import hopper_prompt_feed
+
+K_SLOTS, V_SLOTS = hopper_prompt_feed.K_SLOTS.value, hopper_prompt_feed.V_SLOTS.value
 Waits = tuple["Barrier", int] | None  # a barrier and a phase's parity; None: nothing, somebody else may go first
 Job = tuple[int, int]  # tiles that the first group sees, and the second; those of the job are the more of the two
 
@@ -110,7 +114,7 @@ class Program:
                 yield None
                 slot, v_slot = count % K_SLOTS, count % V_SLOTS
                 for group in range(self.groups):
-                    yield self.done[group][slot], (count >> 1 & 1) ^ 1
+                    yield self.done[group][slot], (count // K_SLOTS & 1) ^ 1
                 self.k_full[slot].arrive(copies=1)
                 self.fill(self.k[slot], count, self.k_full[slot])
                 yield None
@@ -145,7 +149,7 @@ class Program:
     def _attend(self, group: int, first: int, own: int) -> Iterator[Waits]:
         for tile in range(first, first + own):
             slot, before = tile % K_SLOTS, self.v[(tile - 1) % V_SLOTS]
-            yield self.k_full[slot], tile >> 1 & 1
+            yield self.k_full[slot], tile // K_SLOTS & 1
             yield from self._take_turn(group, tile)
             self.k[slot].read(tile)
             if tile > first:
@@ -158,7 +162,7 @@ class Program:
                 self.q_empty.arrive()
                 yield None
             self.done[group][slot].arrive()
-            yield self.v_full[tile % V_SLOTS], tile >> 2 & 1
+            yield self.v_full[tile % V_SLOTS], tile // V_SLOTS & 1
             if tile > first:
                 before.readers -= 1
         last = self.v[(first + own - 1) % V_SLOTS]
@@ -169,7 +173,7 @@ class Program:
     def _pass_over(self, group: int, tiles: range) -> Iterator[Waits]:
         for tile in tiles:
             if self.waits_for_others:
-                yield self.k_full[tile % K_SLOTS], tile >> 1 & 1
+                yield self.k_full[tile % K_SLOTS], tile // K_SLOTS & 1
             yield from self._take_turn(group, tile)
             self._give_turn(group)
             yield None
