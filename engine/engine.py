@@ -248,7 +248,6 @@ class Engine:
             has_graphs=self.options.graphs == "on",
             on_progress=on_progress,
             flash=self._flash,
-            may_share=self.options.card_sharing == "on",
         )
         self._device_tick = slots, tick
 

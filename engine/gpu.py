@@ -226,13 +226,9 @@ def make_tick(
     has_graphs: bool,
     on_progress: Progress,
     flash: FlashParts,
-    may_share: bool,
 ) -> tuple[DeviceTick, CaptureReport | None]:
     """A tick that never waits for the device, captured where `has_graphs`. `ops` are the model's."""
-    needs = RULES[rule_name]
-    backend = kernel_backend(
-        model, ops, pool, tensors, rule, rule_name, needs, flash, on_progress, may_share=may_share
-    )  # fmt: skip
+    backend = kernel_backend(model, ops, pool, tensors, rule, rule_name, RULES[rule_name], flash, on_progress)
     if not has_graphs:
         return DeviceTick(model, tensors, backend, PlainRunner()), None
     runner = GraphRunner(pool.device)

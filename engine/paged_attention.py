@@ -55,10 +55,8 @@ class PagedAttention:
         prompt_rows: int,
         flash: FlashParts | None = None,
         turns_pairs: bool | None = None,
-        may_share: bool = False,
     ) -> None:
-        """`turns_pairs` is the convention by which `attend_product` rotates; None where nobody calls it. `may_share`:
-        prompts and decode rows may be attended to at once (`share_triton`)."""
+        """`turns_pairs` is the convention by which `attend_product` rotates; None where nobody calls it."""
         self.pool = pool
         self.flash = flash or FlashParts()
         self.page_table = page_table
@@ -75,7 +73,7 @@ class PagedAttention:
         self.reads_ahead = turns_pairs is not None and early_holds(*shape, turns_pairs, pool.k.dtype, device)
         self.side = SideStream(device)
         self.is_hopper = self.flash.prompt is None and hopper_prompt_holds(*shape, pool.k.dtype, device)
-        takes_both = may_share and self.is_hopper and self.flash.decode is None
+        takes_both = self.is_hopper and self.flash.decode is None
         self.shares_card = takes_both and share_holds(*shape, pool.k.dtype, device)
         self.prompt_work = allocate_work(-(-prompt_rows // QUERY_TILE) + MOST_CHUNKS, device)
 

@@ -210,9 +210,8 @@ def measure_room(
         tensors = make_tensors(slots, Ladder.of(options.slots, most_prompt_rows(options, device)))
         pool = KvPool(layout, 1, dtype, device)
         tick, _ = gpu.make_tick(
-            model, ops, pool, tensors, rule, name, has_graphs=False, on_progress=lambda _: None, flash=flash,
-            may_share=options.card_sharing == "on",
-        )  # fmt: skip
+            model, ops, pool, tensors, rule, name, has_graphs=False, on_progress=lambda _: None, flash=flash
+        )
         return tick, tensors
 
     room = gpu.measure_room(make_scratch_slots, make_scratch_tick, spec, device, has_graphs=options.graphs == "on")

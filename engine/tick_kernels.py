@@ -237,11 +237,8 @@ def kernel_backend(
     needs: RuleEntry,
     flash: FlashParts,
     on_progress: Callable[[str], None],
-    *,
-    may_share: bool,
 ) -> TickBackend:
-    """A tick that never waits for the device. `on_progress` is told which kernels attend; `may_share` as
-    `PagedAttention` has it."""
+    """A tick that never waits for the device. `on_progress` is told which kernels attend."""
     ladder, page_table = tensors.inputs.ladder, tensors.slots.page_table
     attention = PagedAttention(
         pool,
@@ -251,7 +248,6 @@ def kernel_backend(
         prompt_rows=ladder.prompt[-1],
         flash=flash,
         turns_pairs=turns_pairs(model),
-        may_share=may_share,
     )
     on_progress(attention.line())
     commit = KernelCommit(pool)

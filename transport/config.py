@@ -81,9 +81,6 @@ class EngineConfig(Section, frozen=True):
     attention: Annotated[
         str, doc("attention kernels of a GPU: auto, triton, flash_attn (the best for the card), fa2, fa3, or fa4")
     ] = "auto"
-    card_sharing: Annotated[
-        str, doc("on: prompts and decode rows of a tick share a Hopper GPU out; off by default, see docs/design.md")
-    ] = "off"
     graphs: Annotated[str, doc("on: replay a GPU's ticks from captured graphs; off: launch them step by step")] = "on"
     start_state: Annotated[str, doc("Huginn's initial state: noise (position-keyed) or zero")] = "noise"
     noise_seed: Annotated[int, doc("key of Huginn's start-state noise; part of the prefix key")] = 0
@@ -253,7 +250,6 @@ RULES: tuple[Rule, ...] = (
     _one_of("engine.start_state", ("noise", "zero")),
     _one_of("engine.tick", ("auto", "eager", "device")),
     _one_of("engine.attention", ("auto", "triton", "flash_attn", "fa2", "fa3", "fa4")),
-    _one_of("engine.card_sharing", ("off", "on")),
     _one_of("engine.graphs", ("on", "off")),
     _between("engine.slots", 1, 4096),
     _between("engine.context_tokens", 0, 1 << 24),

@@ -334,10 +334,17 @@ def hopper_prompt_kernel(
     k_full = gl.allocate_shared_memory(gl.int64, [K_SLOTS, 1], BAR)
     v_full = gl.allocate_shared_memory(gl.int64, [V_SLOTS, 1], BAR)
     done = gl.allocate_shared_memory(gl.int64, [GROUPS * K_SLOTS, 1], BAR)  # of a tile's keys, for each group
-    turns = gl.allocate_shared_memory(gl.int64, [2, 1], BAR)
     q_full, q_empty = gl.allocate_shared_memory(gl.int64, [1], BAR), gl.allocate_shared_memory(gl.int64, [1], BAR)
     mail_full = gl.allocate_shared_memory(gl.int64, [2, 1], BAR)
     mail_empty = gl.allocate_shared_memory(gl.int64, [2, 1], BAR)
+    # None where nobody takes turns: a barrier that nobody waits for is a place that others get, the warps' values for
+    # one, and where other processes use the card, what makes the barrier was seen to come last.
+    turns = mail_empty
+    if GROUPS == 2:
+        turns = gl.allocate_shared_memory(gl.int64, [2, 1], BAR)
+        for group in gl.static_range(GROUPS):
+            mbarrier.init(turns.index(group), count=1)
+        mbarrier.arrive(turns.index(0), count=1)
     for slot in gl.static_range(K_SLOTS):
         mbarrier.init(k_full.index(slot), count=1)
     for slot in gl.static_range(GROUPS * K_SLOTS):
@@ -349,9 +356,6 @@ def hopper_prompt_kernel(
     for letter in gl.static_range(2):
         mbarrier.init(mail_full.index(letter), count=1)
         mbarrier.init(mail_empty.index(letter), count=GROUPS)
-        mbarrier.init(turns.index(letter), count=1)
-    if GROUPS == 2:
-        mbarrier.arrive(turns.index(0), count=1)
     fence_async_shared()
     tiles = (q_tile0, q_tile1, k0, k1, v0, v1)
     bars = (q_full, q_empty, k_full, v_full, done, turns)

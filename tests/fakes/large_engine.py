@@ -16,7 +16,7 @@ GIB_NEEDED, KV_GIB = 24, 14
 
 
 @contextmanager
-def large_engine(slots: int, context_tokens: int, card_sharing: str = "off") -> Iterator[Engine]:
+def large_engine(slots: int, context_tokens: int) -> Iterator[Engine]:
     """Ouro-1.4B of random weights; its memory is given back afterwards. Skips where too little is free."""
     free_bytes = torch.cuda.mem_get_info()[0]
     if free_bytes < GIB_NEEDED << 30:
@@ -29,7 +29,6 @@ def large_engine(slots: int, context_tokens: int, card_sharing: str = "off") -> 
             slots=slots,
             context_tokens=context_tokens,
             kv_memory_bytes=KV_GIB << 30,
-            card_sharing=card_sharing,
         )
     )
     give_back_memory()

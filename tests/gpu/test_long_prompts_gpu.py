@@ -23,9 +23,9 @@ LENGTHS = (1500, 900, 2600, 300, 40, 3000, 17, 700, 2047, 1)
 TIMES = 8
 
 
-@pytest.fixture(scope="module", params=["off", "on"], ids=["in turn", "sharing the card"])
-def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    with large_engine(24, 4096, request.param) as made:
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with large_engine(24, 4096) as made:
         yield made
 
 

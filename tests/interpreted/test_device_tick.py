@@ -67,7 +67,6 @@ def kernel_pump(engine: Engine, name: str, flash: FlashParts | None = None) -> P
         has_graphs=False,
         on_progress=lambda _: None,
         flash=flash or FlashParts(),
-        may_share=False,
     )
     return engine.make_pump(slots, tick, EPOCH)
 
