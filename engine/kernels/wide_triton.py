@@ -277,7 +277,7 @@ def wide_kernel(
         mbarrier.init(ready.index(slot), count=1)
         mbarrier.init(free.index(slot), count=2)
     angles_ready = ready
-    if EPILOGUE == TURNED:  # a barrier that nobody waits for would be a place that others get
+    if EPILOGUE == TURNED:  # nobody waits for it otherwise, and its place would be given to others
         angles_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
         mbarrier.init(angles_ready, count=1)
     fence_async_shared()

@@ -60,7 +60,8 @@ def compiled(
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     assert found is not None, usage
     made = Compiled(int(found[1]), int(found[2]), int(binary.metadata.shared), _dump("--dump-sass", file))
-    # Triton gives the place of a barrier that nobody waits for to others, and the card may still be writing it then.
+    # Triton gives the place of a barrier that nobody waits for to others, and a card that comes back from another
+    # process may write the barrier over what they keep there.
     assert not made.stores_on_barriers
     return made
 
