@@ -44,9 +44,10 @@ def test_prompts_for_hopper_are_compared_every_time(
     assert 4 == len(calls)  # items of either size, twice
 
 
+@pytest.mark.parametrize("item_rows", [rows for rows, _ in share_check.CASES])
 @pytest.mark.parametrize(("wrong_from", "holds"), [(100, True), (3, False)])
 def test_sharing_is_compared_with_one_after_the_other(
-    wrong_from: int, holds: bool, monkeypatch: pytest.MonkeyPatch
+    wrong_from: int, holds: bool, item_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[Tensor | None] = []
     besides: list[bool] = []
@@ -58,9 +59,8 @@ def test_sharing_is_compared_with_one_after_the_other(
     monkeypatch.setattr(share_check, "hopper_prompt_attention", prompts(wrong_from, calls))
     monkeypatch.setattr(share_check, "decode_attention", decode)
     monkeypatch.setattr(share_check, "multiprocessors", lambda device: 12)
-    monkeypatch.setattr(share_check, "LENGTHS", (1, 17, 130, 300))
     monkeypatch.setattr(share_check, "CHUNKS", SPANS)
     monkeypatch.setattr(share_check, "TIMES", 2)
-    assert holds == share_check._is_equal(*SHAPE)
+    assert holds == share_check._is_equal(share_check.Both(*SHAPE, item_rows, (1, 17, 130, 300)))
     assert [None] == calls[:1] and [8, 4] == calls[2].tolist()  # type: ignore[union-attr]
     assert [share is not None for share in calls] == besides
