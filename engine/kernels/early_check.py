@@ -11,11 +11,11 @@ from __future__ import annotations
 from functools import cache
 
 import torch
-from torch import Tensor
 
 from epicycle.engine.kernels.decode_attention_triton import PIECE, allocate_scratch, decode_attention, list_runs
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning
 from epicycle.engine.kernels.runs_triton import allocate_runs
+from epicycle.engine.kernels.spans import normals
 from epicycle.engine.kernels.triton_common import starts_early
 
 LENGTHS = (1, PIECE - 1, 2 * PIECE + 1, 20 * PIECE + 7)
@@ -47,9 +47,7 @@ def _is_equal(
     device: torch.device,
 ) -> bool:
     generator = torch.Generator(device).manual_seed(length)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, device=device, generator=generator).to(dtype)
+    normal = normals(generator, dtype)
 
     pages = -(-length // page_tokens)
     pools = normal(pages, page_tokens, kv_heads, width), normal(pages, page_tokens, kv_heads, width)

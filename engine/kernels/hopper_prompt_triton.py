@@ -337,8 +337,8 @@ def hopper_prompt_kernel(
     q_full, q_empty = gl.allocate_shared_memory(gl.int64, [1], BAR), gl.allocate_shared_memory(gl.int64, [1], BAR)
     mail_full = gl.allocate_shared_memory(gl.int64, [2, 1], BAR)
     mail_empty = gl.allocate_shared_memory(gl.int64, [2, 1], BAR)
-    # None where nobody takes turns: the place of a barrier that nobody waits for is given to others, and a card that
-    # comes back from another process was seen to write the barrier's word over what they keep there.
+    # None where nobody takes turns: the place of a barrier that nobody waits for is given to others, who were seen to
+    # find the barrier's word there after the card had been with another process.
     turns = mail_empty
     if GROUPS == 2:
         turns = gl.allocate_shared_memory(gl.int64, [2, 1], BAR)

@@ -11,12 +11,11 @@ from __future__ import annotations
 from functools import cache
 
 import torch
-from torch import Tensor
 
 from epicycle.engine.kernels.hopper_prompt_triton import ROWS, hopper_prompt_attention, takes
 from epicycle.engine.kernels.prompt_attention_triton import prompt_attention
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses
-from epicycle.engine.kernels.spans import pack_spans, span_columns
+from epicycle.engine.kernels.spans import normals, pack_spans, span_columns
 
 CHUNKS = ((0, 300), (130, 129), (700, 1), (5, 64), (0, 1), (63, 65), (448, 256))
 """First position and rows: less than a tile of keys, whole tiles, halves of an item without rows, ragged ends."""
@@ -51,13 +50,7 @@ def _is_equal(
 ) -> bool:
     """Of chunks `spans`, each a request of its own."""
     generator = torch.Generator(device).manual_seed(heads)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, device=device, generator=generator).to(dtype)
-
-    def column(values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=device)
-
+    normal = normals(generator, dtype)
     window = -(-max(first + count for first, count in spans) // page_tokens)
     table = torch.randperm(len(spans) * window, device=device, generator=generator, dtype=torch.int32)
     table = table.view(len(spans), window)
@@ -66,7 +59,7 @@ def _is_equal(
     slots, positions = span_columns(spans, device)
     rows = RowAddresses(slots, positions, torch.zeros_like(slots), table, 2)
     for index, (first, count) in enumerate(spans):
-        beyond = column(list(range(first + count, window * page_tokens)))
+        beyond = torch.arange(first + count, window * page_tokens, dtype=torch.int32, device=device)
         owner = torch.full_like(beyond, index)
         cells = RowAddresses(owner, beyond, torch.zeros_like(owner), table, 2).cells(1, page_tokens)
         for pool in (k, v):

@@ -24,7 +24,7 @@ from epicycle.engine.kernels.hopper_prompt_triton import ROWS, hopper_prompt_att
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses
 from epicycle.engine.kernels.runs_triton import allocate_runs
 from epicycle.engine.kernels.share_triton import share_out
-from epicycle.engine.kernels.spans import pack_spans, span_columns
+from epicycle.engine.kernels.spans import normals, pack_spans, span_columns
 from epicycle.engine.kernels.triton_common import multiprocessors, starts_early
 
 LENGTHS = (1, 17, 127, 128, 129, 300, 700, 1100, 1100, 1500, 2049) * 2
@@ -69,13 +69,7 @@ class Both:
         lengths: Sequence[int],
     ) -> None:
         generator = torch.Generator(device).manual_seed(heads)
-
-        def normal(*shape: int) -> Tensor:
-            return torch.randn(shape, device=device, generator=generator).to(dtype)
-
-        def column(values: list[int]) -> Tensor:
-            return torch.tensor(values, dtype=torch.int32, device=device)
-
+        normal = normals(generator, dtype)
         self._shape = heads, kv_heads, width
         self._decode, programs = len(lengths), multiprocessors(device)
         spans = [*((length - 1, 1) for length in lengths), *CHUNKS]
@@ -87,10 +81,11 @@ class Both:
         self._slots, self._positions = span_columns(spans, device)
         self._planes, self._q = torch.zeros_like(self._slots), normal(len(self._slots), heads * width)
         self._chunks, starts = pack_spans(CHUNKS, item_rows, device)
-        self._sizes, self._pieces = column(list(lengths)), sum(-(-length // PIECE) for length in lengths)
+        self._sizes = torch.tensor(lengths, dtype=torch.int32, device=device)
+        self._pieces = sum(-(-length // PIECE) for length in lengths)
         self._scratch = allocate_scratch(self._pieces, self._decode, heads, kv_heads, width, device)
         own = share_out(self._sizes, starts, self._chunks.counts, item_rows, heads, kv_heads, programs)
-        self.shares = own, column([programs - 4, 4])
+        self.shares = own, torch.tensor([programs - 4, 4], dtype=torch.int32, device=device)
 
     def attend(self, share: Tensor | None) -> Tensor:
         """Of all rows [N, heads * d]; without `share` one after the other."""

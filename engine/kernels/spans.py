@@ -1,12 +1,12 @@
 """Rows whose requests and lengths the host knows, as kernels take them: for start-up checks, benchmarks and tests.
 
-Owns how spans (first position, rows) become columns and packed chunks; span i belongs to slot i. Ticks make the same on
-the device.
+Owns how spans (first position, rows) become columns and packed chunks, and what is drawn to fill them; span i belongs
+to slot i. Ticks make the same on the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,6 +15,15 @@ from epicycle.engine.kernels.prompt_attention_triton import PromptChunks
 from epicycle.engine.kernels.work_triton import allocate_work, list_tiles
 
 Spans = Sequence[tuple[int, int]]
+
+
+def normals(generator: torch.Generator, dtype: torch.dtype) -> Callable[..., Tensor]:
+    """Draws tensors of the shapes that it is called with, on the generator's device."""
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, device=generator.device, generator=generator).to(dtype)
+
+    return draw
 
 
 def span_columns(spans: Spans, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -34,9 +34,14 @@ class Compiled:
         return len(re.findall(r"\b(?:STL|LDL)\b", self.sass))
 
     @property
+    def barriers(self) -> set[int]:
+        """Places in shared memory where barriers are made."""
+        return {int(at, 16) & ~7 for at in re.findall(r"SYNCS\.EXCH\.64 URZ, \[U?R\d+\+(0x[0-9a-f]+)\]", self.sass)}
+
+    @property
     def stores_on_barriers(self) -> list[str]:
-        """Stores to shared memory, at a known place, where a barrier was made."""
-        barriers = {int(at, 16) & ~7 for at in re.findall(r"SYNCS\.EXCH\.64 URZ, \[U?R\d+\+(0x[0-9a-f]+)\]", self.sass)}
+        """Stores to shared memory, at a known place, where a barrier is made."""
+        barriers = self.barriers
         stores = re.finditer(r"\bSTS(?:\.\w+)* \[U?R\d+\+(0x[0-9a-f]+)\]", self.sass)
         return [store[0] for store in stores if int(store[1], 16) & ~7 in barriers]
 
@@ -60,8 +65,8 @@ def compiled(
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     assert found is not None, usage
     made = Compiled(int(found[1]), int(found[2]), int(binary.metadata.shared), _dump("--dump-sass", file))
-    # Triton gives the place of a barrier that nobody waits for to others, and a card that comes back from another
-    # process may write the barrier over what they keep there.
+    # Triton gives the place of a barrier that nobody waits for to others, who were seen to find the barrier's word
+    # there after the card had been with another process.
     assert not made.stores_on_barriers
     return made
 

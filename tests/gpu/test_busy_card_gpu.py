@@ -1,7 +1,7 @@
 """Other processes on the card: launches are put off and resumed there at any place, and no bit may show it.
 
-Programs of prompt attention that were put off in their first microseconds once forgot how many they were, and left jobs
-undone: in 1 of 3,000 launches, and in 24 of 280 trials such as the second test's.
+Programs of prompt attention that were put off once forgot how many they were, or their place in the line, and left jobs
+undone: in 28 of 96,480 launches, and in 24 of 280 trials such as the second test's (docs/benchmarks/gpu.md).
 """
 
 from __future__ import annotations

@@ -153,6 +153,7 @@ def test_products_of_a_few_rows_ask_for_weights_before_they_wait(product: Produc
         found = early_rows(config, "parts" if product.chunks > 1 else product.epilogue, tmp_path)
         assert (0, 0) == (found.stack_bytes, found.spills)
         assert MOST_EARLY_BYTES + 1024 >= found.shared_bytes
+        assert config.stages + config.x_stages == len(found.barriers)
         tiles, waits = 2 if product.epilogue == "pair" else 1, found.sass.index("ACQBULK")
         assert config.stages * tiles <= found.sass[:waits].count("UTMALDG")
         assert waits < found.sass.index(f"HGMMA.64x{rows}x16.F32.BF16")
@@ -179,6 +180,7 @@ def test_wide_tiles_keep_everything_in_registers_and_wait_for_no_product_alone(
     for config in configs:
         found = wide(config, epilogue, chunks, tmp_path)
         assert (0, 0) == (found.stack_bytes, found.spills)
+        assert 2 * config.stages == len(found.barriers)
         assert MOST_WIDE_BYTES + 1024 >= found.shared_bytes
         assert {"UTMALDG", "USETMAXREG"} <= set(re.findall(r"UTMALDG|USETMAXREG", found.sass))
         products = re.findall(rf"HGMMA\.64x{config.block_n}x16\S* [^;]*", found.sass)
@@ -192,6 +194,7 @@ def test_products_that_turn_their_rows_keep_everything_in_registers_and_store_li
     for config in configs:
         found = wide(config, "turned", 1, tmp_path, head)
         assert (0, 0) == (found.stack_bytes, found.spills)
+        assert 2 * config.stages + 1 == len(found.barriers)  # and one for angles
         assert MOST_WIDE_BYTES + 1024 >= found.shared_bytes
         tiles = [config.block_n] if config.block_n == head else [config.block_n, config.block_n // 2]
         products = {width: re.findall(rf"HGMMA\.64x{width}x16\S* [^;]*", found.sass) for width in tiles}

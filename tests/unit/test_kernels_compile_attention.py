@@ -149,6 +149,7 @@ def test_prompt_attention_for_hopper_brings_kv_by_itself_and_waits_for_few_produ
     found = compiled(kernel.hopper_prompt_kernel, arguments, constants, tmp_path, num_warps=4, maxnreg=kernel.REGISTERS)
     assert found.shared_bytes <= 227 * 1024
     assert "UTMALDG" in found.sass
+    assert 12 + 2 * groups + 2 * (groups == 2) == len(found.barriers)  # groups take turns where there are two
     assert ("PREEXIT" in found.sass) == is_shared  # the launch behind it may begin
     assert 4 * found.sass.count("WARPGROUP.DEPBAR") < found.sass.count("HGMMA")
     # A barrier doesn't wait for loads under way: q's place is given up behind the first products of it.

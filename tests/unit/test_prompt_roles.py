@@ -83,11 +83,13 @@ class Program:
     def __post_init__(self) -> None:
         self.q, self.k, self.v = Place(), [Place() for _ in range(K_SLOTS)], [Place() for _ in range(V_SLOTS)]
         self.q_full, self.q_empty = Barrier(1), Barrier(self.groups)
-        self.k_full, self.v_full, self.turns = barriers(K_SLOTS), barriers(V_SLOTS), barriers(2)
+        self.k_full, self.v_full = barriers(K_SLOTS), barriers(V_SLOTS)
         self.done = [barriers(K_SLOTS) for _ in range(self.groups)]
         self.mail_full, self.mail_empty = barriers(2), barriers(2, self.groups)
         self.letters = [0, 0]
-        self.turns[0].arrive()
+        self.turns = barriers(2) if self.groups == 2 else []
+        if self.turns:
+            self.turns[0].arrive()
 
     def tiles(self, job: int) -> int:
         return max(self.jobs[job][: self.groups]) if job < len(self.jobs) else 0
@@ -180,11 +182,11 @@ class Program:
             self.done[group][tile % K_SLOTS].arrive()
 
     def _take_turn(self, group: int, tile: int) -> Iterator[Waits]:
-        if self.groups == 2:
+        if self.turns:
             yield self.turns[group], tile & 1
 
     def _give_turn(self, group: int) -> None:
-        if self.groups == 2:
+        if self.turns:
             self.turns[1 - group].arrive()
 
 
