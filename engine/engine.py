@@ -158,6 +158,11 @@ class Engine:
         return engine
 
     @property
+    def products(self) -> dict[str, dict[str, str]]:
+        """What the start-up check chose to run matrix products by, as `ladder.Choices.told`; nothing on a CPU."""
+        return self._triton_ops.products if self._triton_ops is not None else {}
+
+    @property
     def run_counters(self) -> RunCounters | None:
         """How device ticks were run so far; None before the first pump and where ticks are eager."""
         return self._device_tick[1].counters if self._device_tick is not None else None

@@ -19,7 +19,7 @@ from epicycle.engine.exits.base import ExitRule
 from epicycle.engine.exits.registry import RULES
 from epicycle.engine.flash_attention import FlashParts
 from epicycle.engine.graph_runner import Part, PlainRunner
-from epicycle.engine.graphs import MOST_GRAPHS, CaptureReport, GraphRunner, parts_of
+from epicycle.engine.graphs import GRAPH_BYTES, MOST_GRAPHS, CaptureReport, GraphRunner, parts_of
 from epicycle.engine.kernels.candidates import candidates, sure
 from epicycle.engine.kernels.gemm_triton import run_product
 from epicycle.engine.kernels.ladder import STEPS, Choices, step_for
@@ -36,7 +36,6 @@ from epicycle.engine.tick_inputs import Ladder, TickShape
 from epicycle.engine.tick_kernels import kernel_backend
 
 SPARE_SHARE = 0.02  # of the card, for what nobody measures
-GRAPH_BYTES = 4 << 20  # what the driver holds for one graph of some hundred nodes, at most
 _WARM_OUTPUTS = 512  # rows of the weight that a configuration is compiled with
 _WARM_ROWS = 8
 

@@ -17,6 +17,8 @@ from epicycle.engine.route import TickWork
 from epicycle.engine.tick_inputs import Ladder, TickShape
 
 MOST_GRAPHS = 384
+GRAPH_BYTES = 4 << 20  # what the driver holds for one graph of some hundred nodes, at most
+DRIVER_BYTES = 64 << 20  # what it may take or give back besides, such as for kernels that are loaded
 Progress = Callable[[str], None]
 
 
@@ -26,10 +28,24 @@ class CaptureReport:
     left_out: int
     seconds: float
     bytes: int
+    has_driver_bytes: bool = True
 
     def line(self) -> str:
         left_out = f", {self.left_out} beyond the cap left out" if self.left_out else ""
-        return f"graphs: {self.graphs} captured in {self.seconds:.1f} s, {self.bytes / 2**20:,.0f} MiB{left_out}"
+        size = f"{self.bytes / 2**20:,.0f} MiB"
+        if not self.has_driver_bytes:
+            size += " and what the driver holds, which doesn't show while other processes use the card"
+        return f"graphs: {self.graphs} captured in {self.seconds:.1f} s, {size}{left_out}"
+
+
+def bytes_held(graphs: int, reserved: int, taken: int) -> tuple[int, bool]:
+    """Bytes that so many graphs hold, and whether the driver's are among them.
+
+    The allocator knows that it holds `reserved` more than before. What the driver holds shows only in the free memory
+    of the card, which has `taken` less; other processes may have had a part in that.
+    """
+    is_ours = -DRIVER_BYTES <= taken - reserved <= graphs * GRAPH_BYTES + DRIVER_BYTES
+    return (max(taken, reserved), True) if is_ours else (reserved, False)
 
 
 @dataclass(slots=True)
@@ -61,7 +77,7 @@ class GraphRunner:
         started_s = time.perf_counter()
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()
-        before = torch.cuda.mem_get_info(self.device)[0]
+        free, reserved = torch.cuda.mem_get_info(self.device)[0], torch.cuda.memory_reserved(self.device)
         taken = parts[:MOST_GRAPHS]
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         self._is_capturing = True
@@ -74,8 +90,10 @@ class GraphRunner:
             self._is_capturing = False
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()
-        used = before - torch.cuda.mem_get_info(self.device)[0]
-        return CaptureReport(len(taken), len(parts) - len(taken), time.perf_counter() - started_s, used)
+        free -= torch.cuda.mem_get_info(self.device)[0]
+        reserved = torch.cuda.memory_reserved(self.device) - reserved
+        held, is_whole = bytes_held(len(taken), reserved, free)
+        return CaptureReport(len(taken), len(parts) - len(taken), time.perf_counter() - started_s, held, is_whole)
 
     def _capture(self, part: Part, launch: Callable[[], None]) -> None:
         launch()  # compiles and loads what the graph will hold

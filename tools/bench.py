@@ -52,12 +52,14 @@ Run = Callable[[Load, RunOrder], RunResult]
 
 
 class Served(msgspec.Struct, frozen=True):
-    """What runs a workload's loads, and the facts of it that figures need. `profile` tells where the time goes."""
+    """What runs a workload's loads, and the facts of it that figures need. `profile` tells where the time goes.
+    `products` are what a start on a GPU chose by its own times, which explains some of how two starts differ."""
 
     run: Run
     device: str
     dtype: str
     plan: str = ""
+    products: dict[str, dict[str, str]] = {}
     profile: Callable[[Workload], dict[str, Any]] | None = None
 
 
@@ -185,7 +187,7 @@ def bench_sides(
         for side, load in zip(sides, changed, strict=True)
     }
     about = {"options": options, "device": served.device, "dtype": served.dtype, "plan": served.plan}
-    return about | more, found
+    return about | ({"products": served.products} if served.products else {}) | more, found
 
 
 def profile_of(served: Served, workload: Workload, sides: list[Side]) -> dict[str, Any]:
@@ -245,6 +247,7 @@ def engine_side(options: dict[str, Any], arguments: argparse.Namespace) -> Itera
         device=device_name(facts.device),
         dtype=facts.dtype,
         plan=facts.plan_line,
+        products=engine.products,
         profile=lambda workload: profile_windows(engine, workload, engine.spec, PROFILE_SEED),
     )
 

@@ -60,6 +60,13 @@ class Choices:
         """What to run where a QKV product is to turn its rows, if anything was picked."""
         return self.turned.get((product.name, step_for(rows)))
 
+    def told(self) -> dict[str, dict[str, str]]:
+        """For records: what runs, by product's name and step. Times decide, so that another start may tell others."""
+        found: dict[str, dict[str, str]] = {}
+        for (name, step), config in (self.picked | self.turned).items():
+            found.setdefault(name, {})[str(step)] = config.key
+        return found
+
     def get(self, product: Product, rows: int) -> GemmConfig:
         """What to run; the sure one where nothing was picked."""
         return self.find(product, rows) or sure(product)

@@ -29,6 +29,11 @@ class TritonOps:
     def __init__(self, choices: Choices | None = None) -> None:
         self._choices = choices
 
+    @property
+    def products(self) -> dict[str, dict[str, str]]:
+        """As `Choices.told`."""
+        return {} if self._choices is None else self._choices.told()
+
     def _config(self, kind: Product, rows: int, *, is_counted: bool = False) -> GemmConfig:
         if self._choices is None:
             return untimed(kind, rows)

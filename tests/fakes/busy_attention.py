@@ -19,9 +19,8 @@ OURO = (16, 16, 128, 16, torch.bfloat16)  # heads, KV heads, lanes of a head, po
 TIMES = 12  # of every share in one graph
 
 
-def capture(both: Both, wrong: Tensor) -> torch.cuda.CUDAGraph:
-    """Adds up in `wrong` [] how many launches differ from one after the other."""
-    expected = both.attend(None)
+def capture(both: Both, expected: Tensor, wrong: Tensor) -> torch.cuda.CUDAGraph:
+    """Adds up in `wrong` [] how many launches differ from `expected`, which must live as long as the graph."""
 
     def launch() -> None:
         for share in both.shares:
@@ -40,7 +39,8 @@ def main(seconds: float) -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     cases = [Both(*OURO, device, *case) for case in CASES]
     wrong = torch.zeros(len(cases), dtype=torch.int64, device=device)
-    graphs = [capture(both, wrong[place]) for place, both in enumerate(cases)]
+    expected = [both.attend(None) for both in cases]
+    graphs = [capture(*given) for given in zip(cases, expected, wrong, strict=True)]
     end, launches = time.monotonic() + seconds, 0
     while time.monotonic() < end:
         for graph in graphs:

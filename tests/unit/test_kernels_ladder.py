@@ -55,6 +55,12 @@ def test_where_bits_are_free_the_fastest_is_picked_uncompared_the_library_for_sp
     assert [] == probe.compared
 
 
+def test_what_was_picked_is_told_by_product_and_step_and_what_turns_its_rows_instead() -> None:
+    choices = choose([PLAIN], [64, 512], FakeProbe({LIBRARY.key: 1.0}))
+    choices.turned[PLAIN.name, 512] = TURNED[0]
+    assert {"plain": {"64": LIBRARY.key, "512": TURNED[0].key}} == choices.told()
+
+
 def test_between_steps_the_library_gets_the_rows_that_agree_as_they_are_and_others_padded() -> None:
     choices = choose([PLAIN], [64, 512], FakeProbe({LIBRARY.key: 1.0}))
     choices.exact[PLAIN.name] = frozenset({48})

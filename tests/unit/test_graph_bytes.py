@@ -1,0 +1,32 @@
+"""What captured graphs hold is told as measured, and other processes' memory never as theirs."""
+
+from __future__ import annotations
+
+import pytest
+
+from epicycle.engine.graphs import DRIVER_BYTES, GRAPH_BYTES, CaptureReport, bytes_held
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("taken", "expected"),
+    [
+        (188 * MIB, (188 * MIB, True)),
+        (90 * MIB, (100 * MIB, True)),  # the driver gave something back
+        (100 * MIB + 61 * GRAPH_BYTES + DRIVER_BYTES, (408 * MIB, True)),
+        (100 * MIB + 61 * GRAPH_BYTES + DRIVER_BYTES + 1, (100 * MIB, False)),
+        (23_666 * MIB, (100 * MIB, False)),
+        (-27_258 * MIB, (100 * MIB, False)),
+    ],
+)
+def test_the_cards_free_memory_counts_only_where_graphs_can_have_taken_it(
+    taken: int, expected: tuple[int, bool]
+) -> None:
+    assert bytes_held(61, 100 * MIB, taken) == expected
+
+
+def test_the_line_says_where_the_drivers_bytes_are_unknown() -> None:
+    assert CaptureReport(61, 0, 2.6, 188 * MIB).line() == "graphs: 61 captured in 2.6 s, 188 MiB"
+    told = CaptureReport(61, 0, 2.6, 100 * MIB, has_driver_bytes=False).line()
+    assert "100 MiB and what the driver holds" in told and "other processes" in told
