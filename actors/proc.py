@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from epicycle.actors.host_zmq import EXIT_FATAL
+
 
 @dataclass(frozen=True)
 class ChildSpec:
@@ -28,9 +30,10 @@ class ChildSpec:
 
 
 class Processes:
-    """The living children by name. `on_exit(name, reason)` is called on the loop, after the child was reaped."""
+    """The living children by name. `on_exit(name, reason, has_last_words)` is called on the loop, after the child was
+    reaped; it has sent a Fatal where it has last words."""
 
-    def __init__(self, specs: Sequence[ChildSpec], run_dir: Path, on_exit: Callable[[str, str], None]) -> None:
+    def __init__(self, specs: Sequence[ChildSpec], run_dir: Path, on_exit: Callable[[str, str, bool], None]) -> None:
         self._specs = {spec.name: spec for spec in specs}
         self._run_dir = run_dir
         self._on_exit = on_exit
@@ -71,7 +74,8 @@ class Processes:
         self._loop.remove_reader(sentinel)
         os.close(sentinel)
         _signal_group(child.pid, signal.SIGKILL)  # before the reaping: until then the number can't be another's
-        self._on_exit(name, _ending(child.wait()))
+        status = child.wait()
+        self._on_exit(name, _ending(status), status == EXIT_FATAL)
 
 
 def _signal_group(pid: int, signum: signal.Signals) -> None:

@@ -42,6 +42,7 @@ SLEPT_S = 0.5  # a tick later than this means that the supervisor itself did not
 STOP_GRACE_S = 1.0  # between Stop and SIGTERM
 FAILED_DRAIN_S = 1.0  # what a failing instance leaves its gateways to answer with
 PING_DEADLINE_S = 1.0
+LAST_WORDS_S = 1.0  # how much later than a child's end its Fatal may be read: they come by different ways
 DRAINING_KINDS = ("gateway", "control")
 
 _log = structlog.get_logger()
@@ -137,8 +138,19 @@ class Supervisor:
                 raise AssertionError(f"no handler for {type(message).__name__}")
         self._changed.set()
 
-    def on_exit(self, name: str, reason: str) -> None:
-        """A child has ended: tell its partners, then restart it, or give up."""
+    def on_exit(self, name: str, reason: str, has_last_words: bool = False) -> None:
+        """A child has ended. With `has_last_words` it has sent a Fatal, which says better than `reason` why."""
+        if has_last_words and self.state != "stopping":
+            self._spawn(self._hear_out(name, reason))
+        else:
+            self._bury(name, reason)
+
+    async def _hear_out(self, name: str, reason: str) -> None:
+        await self._until(lambda: self.peers.by_name[name].state == "failed", LAST_WORDS_S)
+        self._bury(name, reason)
+
+    def _bury(self, name: str, reason: str) -> None:
+        """Tell the partners of a child that has ended, then restart it, or give up."""
         now_s = time.monotonic()
         peer = self.peers.by_name[name]
         is_expected = self.state == "stopping"
