@@ -31,3 +31,16 @@ def halves(block):
     left, right = block.reshape([block.shape[0], 2, block.shape[1] // 2]).permute(0, 2, 1).split()
     left = gl.convert_layout(left, LAYOUT, assert_trivial=True)
     return left, gl.convert_layout(right, LAYOUT, assert_trivial=True)
+
+
+@gluon.jit
+def put_boxes(out, block, DTYPE: gl.constexpr):
+    """block [ROWS, columns] float32, rounded, to `out`: whole, or its right half behind the left where `out` is as wide
+    as a half."""
+    ROWS: gl.constexpr = block.shape[0]
+    if block.shape[1] == out.shape[1]:
+        out.slice(0, ROWS).store(block.to(DTYPE))
+    else:
+        left, right = halves(block)
+        out.slice(0, ROWS).store(left.to(DTYPE))
+        out.slice(ROWS, ROWS).store(right.to(DTYPE))

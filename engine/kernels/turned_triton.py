@@ -21,7 +21,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from epicycle.engine.kernels.gluon_common import halves, load_tile
+from epicycle.engine.kernels.gluon_common import halves, load_tile, put_boxes
 from epicycle.engine.kernels.plain import PlainOps
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning
 from epicycle.engine.kernels.triton_common import cell_of
@@ -140,17 +140,6 @@ def _put_turned(out, acc, ROWS: gl.constexpr, DTYPE: gl.constexpr):
 
 
 @gluon.jit
-def _put(out, acc, ROWS: gl.constexpr, DTYPE: gl.constexpr):
-    """As `_put_turned`, as they are."""
-    if acc.shape[1] == out.shape[1]:
-        out.slice(0, ROWS).store(acc.to(DTYPE))
-    else:
-        left, right = halves(acc)
-        out.slice(0, ROWS).store(left.to(DTYPE))
-        out.slice(ROWS, ROWS).store(right.to(DTYPE))
-
-
-@gluon.jit
 def store_turned(to, out, turn, acc, m, n, M, DTYPE: gl.constexpr):
     """acc [ROWS, one or two heads], sums of rows from m and outputs from n."""
     q, k_pool, v_pool, cells, q_width, kv_width, shift = to
@@ -165,7 +154,7 @@ def store_turned(to, out, turn, acc, m, n, M, DTYPE: gl.constexpr):
     if n < q_width + kv_width:
         _put_turned(out, acc, ROWS, DTYPE)
     else:
-        _put(out, acc, ROWS, DTYPE)
+        put_boxes(out, acc, DTYPE)
     fence_async_shared()  # the copy engine writes here next
     pool, place = q, row.to(gl.int64) * q_width + n
     if n >= q_width + kv_width:

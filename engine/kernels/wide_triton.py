@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from epicycle.engine.kernels.gluon_common import HAS_REINTERPRET, halves, load_tile, silu_mul, store_tile
+from epicycle.engine.kernels.gluon_common import HAS_REINTERPRET, halves, load_tile, put_boxes, silu_mul, store_tile
 from epicycle.engine.kernels.products import GemmConfig, chunk_length
 from epicycle.engine.kernels.triton_common import TL_DTYPES, empty_product, multiplies_in_groups, multiprocessors
 from epicycle.engine.kernels.turned_triton import TurnedRows, load_angles, store_turned
@@ -138,16 +138,10 @@ def _store(y_desc, out, y, m, n, DTYPE: gl.constexpr):
     ROWS: gl.constexpr = y.shape[0]
     BOX: gl.constexpr = y_desc.block_type.shape[1]
     tma.store_wait(0)
-    if y.shape[1] == BOX:
-        out.slice(0, ROWS).store(y.to(DTYPE))
-        fence_async_shared()
-        store_tile(y_desc, [m, n], out.slice(0, ROWS))
-    else:
-        left, right = halves(y)
-        out.slice(0, ROWS).store(left.to(DTYPE))
-        out.slice(ROWS, ROWS).store(right.to(DTYPE))
-        fence_async_shared()
-        store_tile(y_desc, [m, n], out.slice(0, ROWS))
+    put_boxes(out, y, DTYPE)
+    fence_async_shared()
+    store_tile(y_desc, [m, n], out.slice(0, ROWS))
+    if y.shape[1] != BOX:
         store_tile(y_desc, [m, n + BOX], out.slice(ROWS, ROWS))
 
 
