@@ -8,7 +8,6 @@ difference in order, where the rounded sum of random numbers hides all but one i
 
 from __future__ import annotations
 
-import statistics
 from functools import partial
 
 import torch
@@ -16,11 +15,11 @@ from torch import Tensor
 
 from epicycle.engine.kernels.candidates import EARLY_KERNELS, sure
 from epicycle.engine.kernels.gemm_triton import added_parts, run_product
+from epicycle.engine.kernels.graph_times import COLD_BYTES, graph_us
 from epicycle.engine.kernels.ladder import Choices, choose
 from epicycle.engine.kernels.products import EXACT, GemmConfig, Product
 from epicycle.engine.kernels.triton_common import starts_early
 
-COLD_BYTES = 200 << 20
 REPLAYS = 5
 
 
@@ -45,7 +44,7 @@ class ProductProbe:
             return float("inf")
         x, weights, _ = self._of(product)
         try:
-            return graph_us([partial(run_product, product, x[:rows], weight, config) for weight in weights])
+            return graph_us([partial(run_product, product, x[:rows], weight, config) for weight in weights], REPLAYS)
         except Exception:
             return float("inf")  # this card or this Triton refuses it: whatever the reason, it isn't chosen
 
@@ -100,23 +99,3 @@ def rows_that_agree(product: Product, rows: list[int], dtype: torch.dtype, devic
     """Those of `rows` at which the library, handed just so many, gives every row its sure bits."""
     probe = ProductProbe(max(rows), dtype, device)
     return frozenset(count for count in rows if probe.is_equal(product, EXACT, count))
-
-
-def graph_us(launches: list[partial[Tensor]]) -> float:
-    """Median time of one of `launches`, which a graph runs one after the other."""
-    launches[0]()  # compiles, outside the graph
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for launch in launches:
-            launch()
-    graph.replay()
-    times: list[float] = []
-    for _ in range(REPLAYS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(float(start.elapsed_time(end)) * 1000 / len(launches))
-    return statistics.median(times)

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from epicycle.engine.kernels.candidates import TURNED, can_turn, sure
 from epicycle.engine.kernels.gemm_triton import run_product
-from epicycle.engine.kernels.product_probe import cancelling, cold_copies, graph_us
+from epicycle.engine.kernels.graph_times import graph_us
+from epicycle.engine.kernels.product_probe import REPLAYS, cancelling, cold_copies
 from epicycle.engine.kernels.products import GemmConfig, Product
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, Turning, rope_kv
 from epicycle.engine.kernels.turned_triton import TurnedRows, find_places
@@ -58,7 +59,7 @@ def time_us(
     """Median time of product, rotation and KV write with weights that no cache holds; infinity where it's refused."""
     try:
         case = _Case(qkv, heads, rows, dtype, device)
-        return graph_us([partial(case.run, config, weight) for weight in cold_copies(case.weight)])
+        return graph_us([partial(case.run, config, weight) for weight in cold_copies(case.weight)], REPLAYS)
     except Exception:  # this card or this Triton refuses it: whatever the reason, it isn't chosen
         return float("inf")
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from epicycle.engine.kernels.bench.loops import Attend, Core, Loop, Pick, Turn
 from epicycle.engine.kernels.bench.rows import PAGE_TOKENS, make_pool, make_rows, make_turning
 from epicycle.engine.kernels.bench.shapes import Shape
-from epicycle.engine.kernels.bench.timing import graphs_us, sustained_us
 from epicycle.engine.kernels.decode_attention_triton import PIECE, allocate_scratch, decode_attention, list_runs
+from epicycle.engine.kernels.graph_times import graphs_us, sustained_us
 from epicycle.engine.kernels.hopper_prompt_triton import hopper_prompt_attention, item_rows
 from epicycle.engine.kernels.products import GemmConfig
 from epicycle.engine.kernels.rope_kv_triton import RowAddresses, rope_kv

@@ -17,8 +17,8 @@ from epicycle.engine.errors import OptionError
 from epicycle.engine.flash_attention import FlashParts, FlashRun, layer_view, load_flash, slot_tables
 from epicycle.engine.kernels.bench.rows import PAGE_TOKENS, make_pool, prompt_batch
 from epicycle.engine.kernels.bench.shapes import Shape
-from epicycle.engine.kernels.bench.timing import graphs_us
 from epicycle.engine.kernels.bench.warm import holds
+from epicycle.engine.kernels.graph_times import graphs_us
 from epicycle.engine.kernels.hopper_prompt_triton import hopper_prompt_attention, item_rows
 from epicycle.engine.kernels.prompt_attention_triton import QUERY_TILE, prompt_attention
 
