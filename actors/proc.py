@@ -1,7 +1,7 @@
 """Child processes: start in a session of their own, notice their end through a pidfd, signal and reap by group.
 
 Must run in the supervisor's main thread: PR_SET_PDEATHSIG fires when the thread that started the child ends. Knows
-module names and command lines, not what the children say.
+module names, command lines and the exit status of a child that has said why, not what the children say.
 """
 
 from __future__ import annotations

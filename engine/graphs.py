@@ -28,24 +28,27 @@ class CaptureReport:
     left_out: int
     seconds: float
     bytes: int
-    has_driver_bytes: bool = True
+    unexplained_bytes: int = 0  # by which the card has less free memory, or more, than graphs can have taken
 
     def line(self) -> str:
-        left_out = f", {self.left_out} beyond the cap left out" if self.left_out else ""
-        size = f"{self.bytes / 2**20:,.0f} MiB"
-        if not self.has_driver_bytes:
-            size += " and what the driver holds, which doesn't show while other processes use the card"
-        return f"graphs: {self.graphs} captured in {self.seconds:.1f} s, {size}{left_out}"
+        told = f"graphs: {self.graphs} captured in {self.seconds:.1f} s, {self.bytes / 2**20:,.0f} MiB"
+        if self.left_out:
+            told += f", {self.left_out} beyond the cap left out"
+        if self.unexplained_bytes:
+            change = f"{self.unexplained_bytes / 2**20:,.0f} MiB"
+            told += f"; the card has {change} less besides, which graphs don't explain: do other processes use it?"
+        return told
 
 
-def bytes_held(graphs: int, reserved: int, taken: int) -> tuple[int, bool]:
-    """Bytes that so many graphs hold, and whether the driver's are among them.
+def bytes_held(graphs: int, reserved: int, taken: int) -> tuple[int, int]:
+    """Bytes that so many graphs hold, and bytes that they don't explain.
 
     The allocator knows that it holds `reserved` more than before. What the driver holds shows only in the free memory
     of the card, which has `taken` less; other processes may have had a part in that.
     """
-    is_ours = -DRIVER_BYTES <= taken - reserved <= graphs * GRAPH_BYTES + DRIVER_BYTES
-    return (max(taken, reserved), True) if is_ours else (reserved, False)
+    besides = taken - reserved
+    is_ours = -DRIVER_BYTES <= besides <= graphs * GRAPH_BYTES + DRIVER_BYTES
+    return (max(taken, reserved), 0) if is_ours else (reserved, besides)
 
 
 @dataclass(slots=True)
@@ -75,25 +78,27 @@ class GraphRunner:
     def capture(self, parts: list[Part], rehearse: Callable[[Part], None], on_progress: Progress) -> CaptureReport:
         """Capture `parts`, the important ones first; `rehearse` runs one of them with nobody in it."""
         started_s = time.perf_counter()
-        torch.cuda.synchronize(self.device)
-        torch.cuda.empty_cache()
-        free, reserved = torch.cuda.mem_get_info(self.device)[0], torch.cuda.memory_reserved(self.device)
-        taken = parts[:MOST_GRAPHS]
+        free, reserved = self._memory()
+        wanted = parts[:MOST_GRAPHS]
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         self._is_capturing = True
         try:
-            for number, part in enumerate(taken):
+            for number, part in enumerate(wanted):
                 if number % 16 == 0:
-                    on_progress(f"capturing graphs: {number} of {len(taken)}")
+                    on_progress(f"capturing graphs: {number} of {len(wanted)}")
                 rehearse(part)
         finally:
             self._is_capturing = False
+        free_after, reserved_after = self._memory()
+        held, unexplained = bytes_held(len(wanted), reserved_after - reserved, free - free_after)
+        seconds = time.perf_counter() - started_s
+        return CaptureReport(len(wanted), len(parts) - len(wanted), seconds, held, unexplained)
+
+    def _memory(self) -> tuple[int, int]:
+        """Bytes that are free on the card, and that the allocator holds without what it merely keeps."""
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()
-        free -= torch.cuda.mem_get_info(self.device)[0]
-        reserved = torch.cuda.memory_reserved(self.device) - reserved
-        held, is_whole = bytes_held(len(taken), reserved, free)
-        return CaptureReport(len(taken), len(parts) - len(taken), time.perf_counter() - started_s, held, is_whole)
+        return torch.cuda.mem_get_info(self.device)[0], torch.cuda.memory_reserved(self.device)
 
     def _capture(self, part: Part, launch: Callable[[], None]) -> None:
         launch()  # compiles and loads what the graph will hold

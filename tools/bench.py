@@ -186,8 +186,8 @@ def bench_sides(
         side.name: (bench_report.result_of(load, timed[side.name], *terms), timed[side.name][-1].records)
         for side, load in zip(sides, changed, strict=True)
     }
-    about = {"options": options, "device": served.device, "dtype": served.dtype, "plan": served.plan}
-    return about | ({"products": served.products} if served.products else {}) | more, found
+    about = {"options": options, "device": served.device, "dtype": served.dtype}
+    return about | {"plan": served.plan, "products": served.products} | more, found
 
 
 def profile_of(served: Served, workload: Workload, sides: list[Side]) -> dict[str, Any]:

@@ -15,6 +15,11 @@ COLD_BYTES = 200 << 20  # rotate over at least this much: three times the L2 cac
 Launch = Callable[[], object]
 
 
+def copies_of(size_bytes: int) -> int:
+    """How many weights of this size to rotate over so that none is in a cache."""
+    return max(2, min(32, -(-COLD_BYTES // size_bytes)))
+
+
 def graph_us(launches: Sequence[Launch], replays: int = 7) -> float:
     """Median microseconds of ONE launch, from replays of a graph that holds all of them."""
     return graphs_us({"": launches}, replays)[""]

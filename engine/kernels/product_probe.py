@@ -15,7 +15,7 @@ from torch import Tensor
 
 from epicycle.engine.kernels.candidates import EARLY_KERNELS, sure
 from epicycle.engine.kernels.gemm_triton import added_parts, run_product
-from epicycle.engine.kernels.graph_times import COLD_BYTES, graph_us
+from epicycle.engine.kernels.graph_times import copies_of, graph_us
 from epicycle.engine.kernels.ladder import Choices, choose
 from epicycle.engine.kernels.products import EXACT, GemmConfig, Product
 from epicycle.engine.kernels.triton_common import starts_early
@@ -67,8 +67,8 @@ class ProductProbe:
 
 def cold_copies(weight: Tensor) -> list[Tensor]:
     """`weight` and as many copies as it takes for none to be in a cache when its turn comes again."""
-    copies = min(32, COLD_BYTES // (weight.numel() * weight.element_size()) + 1)
-    return [weight, *(weight.clone() for _ in range(copies))]
+    copies = copies_of(weight.numel() * weight.element_size())
+    return [weight, *(weight.clone() for _ in range(copies - 1))]
 
 
 def cancelling(

@@ -40,12 +40,12 @@ from epicycle.engine.kernels.bench.shapes import (
     product_floor_us,
     turning_configs,
 )
-from epicycle.engine.kernels.bench.timing import ceilings, copies_of, random_weights
+from epicycle.engine.kernels.bench.timing import ceilings, random_weights
 from epicycle.engine.kernels.bench.warm import DECODE_CONFIGS, PROMPT_CONFIGS, holds, shares, warm_in_parallel
 from epicycle.engine.kernels.candidates import candidates, sure
 from epicycle.engine.kernels.decode_attention_triton import decode_attention, default_config
 from epicycle.engine.kernels.gemm_triton import run_product
-from epicycle.engine.kernels.graph_times import graph_us
+from epicycle.engine.kernels.graph_times import copies_of, graph_us
 from epicycle.engine.kernels.hopper_prompt_triton import ROWS as ITEM_ROWS
 from epicycle.engine.kernels.hopper_prompt_triton import hopper_prompt_attention, item_rows
 from epicycle.engine.kernels.products import LIBRARY, GemmConfig, Product

@@ -1,7 +1,4 @@
-"""What the kernel benchmark measures with: cold weights and the card's own ceilings.
-
-Owns nothing about what is timed.
-"""
+"""What the kernel benchmark measures with, and against: random weights and the card's own ceilings."""
 
 from __future__ import annotations
 
@@ -10,12 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from epicycle.engine.kernels.graph_times import COLD_BYTES, graph_us
-
-
-def copies_of(size_bytes: int) -> int:
-    """How many weights of this size to rotate over so that none is in a cache."""
-    return max(2, min(32, -(-COLD_BYTES // size_bytes)))
+from epicycle.engine.kernels.graph_times import graph_us
 
 
 def random_weights(rows: int, inputs: int, copies: int) -> list[Tensor]:
